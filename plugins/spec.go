@@ -1,0 +1,101 @@
+package plugins
+
+import (
+	"reflect"
+	"slices"
+	"strings"
+
+	v1 "k8s.io/api/core/v1"
+)
+
+// Spec is one volume as a plugin sees it: either the inline source of a pod's
+// volume, or the PersistentVolume behind a claim. It is read-only.
+type Spec struct {
+	// Volume is the pod's volume when it is inline, else nil.
+	Volume *v1.Volume
+	// PV is the persistent volume when there is one, else nil.
+	PV *v1.PersistentVolume
+	// Claim is the claim that is bound to PV, if it is known.
+	Claim *v1.PersistentVolumeClaim
+	// ReadOnly is true if the pod asks for the claim read-only
+	// (persistentVolumeClaim.readOnly).
+	ReadOnly bool
+	// Migrated is true if a [Translator] made this spec out of an in-tree one.
+	Migrated bool
+}
+
+// Name is the name of the volume on disk: the PersistentVolume's, or for an
+// inline volume the one in the pod.
+func (s *Spec) Name() string {
+	switch {
+	case s == nil:
+		return ""
+	case s.PV != nil:
+		return s.PV.Name
+	case s.Volume != nil:
+		return s.Volume.Name
+	}
+	return ""
+}
+
+// Mode is the volume mode with the API's default, Filesystem.
+func (s *Spec) Mode() v1.PersistentVolumeMode {
+	if s != nil && s.PV != nil && s.PV.Spec.VolumeMode != nil {
+		return *s.PV.Spec.VolumeMode
+	}
+	return v1.PersistentVolumeFilesystem
+}
+
+// AccessModes are those of the PersistentVolume; none for an inline volume.
+func (s *Spec) AccessModes() []v1.PersistentVolumeAccessMode {
+	if s == nil || s.PV == nil {
+		return nil
+	}
+	return s.PV.Spec.AccessModes
+}
+
+// OnePod reports whether the volume may be used by a single pod at a time:
+// ReadWriteOncePod is its only access mode (KEP-2485).
+func (s *Spec) OnePod() bool {
+	modes := s.AccessModes()
+	return len(modes) > 0 && !slices.ContainsFunc(modes, func(m v1.PersistentVolumeAccessMode) bool {
+		return m != v1.ReadWriteOncePod
+	})
+}
+
+// MountOptions are those of the PersistentVolume. The old annotation
+// volume.beta.kubernetes.io/mount-options wins over the field, as it does in
+// the kubelet.
+func (s *Spec) MountOptions() []string {
+	if s == nil || s.PV == nil {
+		return nil
+	}
+	if list, ok := s.PV.Annotations[v1.MountOptionAnnotation]; ok {
+		return strings.Split(list, ",")
+	}
+	return s.PV.Spec.MountOptions
+}
+
+// Kind names the source in the API's words ("configMap", "csi"...), or
+// "nothing" for a volume without a source.
+func (s *Spec) Kind() string {
+	var source any
+	switch {
+	case s == nil:
+		return "nothing"
+	case s.PV != nil:
+		source = s.PV.Spec.PersistentVolumeSource
+	case s.Volume != nil:
+		source = s.Volume.VolumeSource
+	default:
+		return "nothing"
+	}
+	fields := reflect.ValueOf(source)
+	for i := range fields.NumField() {
+		if f := fields.Field(i); f.Kind() == reflect.Pointer && !f.IsNil() {
+			name, _, _ := strings.Cut(fields.Type().Field(i).Tag.Get("json"), ",")
+			return name
+		}
+	}
+	return "nothing"
+}
