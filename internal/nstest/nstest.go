@@ -26,6 +26,8 @@ func Main(m *testing.M) {
 		if code, done := reexec(); done {
 			os.Exit(code)
 		}
+	} else if err := private(); err != nil {
+		_ = os.Setenv(inside, "mounts cannot be made private: "+err.Error())
 	}
 	code := m.Run()
 	if code == 0 {

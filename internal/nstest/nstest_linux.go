@@ -57,9 +57,6 @@ func Dir(t testing.TB) string {
 	t.Helper()
 	Require(t)
 	dir := t.TempDir()
-	if err := private(); err != nil {
-		t.Fatalf("make mounts private: %v", err)
-	}
 	if err := unix.Mount("nstest", dir, "tmpfs", 0, "mode=0755"); err != nil {
 		t.Fatalf("mount tmpfs: %v", err)
 	}
@@ -74,8 +71,7 @@ func Dir(t testing.TB) string {
 	return dir
 }
 
-// private keeps the namespace's mounts from spreading; repeating it is free of
-// effect.
+// private keeps the namespace's mounts from spreading.
 func private() error { return unix.Mount("", "/", "", unix.MS_PRIVATE|unix.MS_REC, "") }
 
 func realRoot() bool {

@@ -20,4 +20,6 @@ func Dir(t testing.TB) string {
 	return t.TempDir()
 }
 
+func private() error { return nil }
+
 func realRoot() bool { return false }
