@@ -46,7 +46,7 @@ type PodWish struct {
 	// State says whether it is asked for. Only a wanted one has more than
 	// Volume, State and Why.
 	State State
-	// Why explains an unknown state for people.
+	// Why explains for people why it is unknown or unwanted.
 	Why string
 	// Names are the names in the pod's spec that lead to it, sorted.
 	Names []string
@@ -60,8 +60,9 @@ type PodWish struct {
 	Block bool
 	// Params are the properties it should have.
 	Params plugins.Params
-	// Generation counts the known changes of what the content is made of. A
-	// volume whose content was made at a lower generation is out of date.
+	// Generation grows with each known change of what the content is made of,
+	// also across removal and return of the pod. A volume whose content was
+	// made at a lower generation is out of date.
 	Generation uint64
 }
 

@@ -2,6 +2,7 @@ package mount
 
 import (
 	"fmt"
+	"iter"
 	"slices"
 	"strings"
 )
@@ -18,10 +19,10 @@ type Options struct {
 	// Data are the file system's own options, "key" or "key=value", in order.
 	Data []string
 	// Sensitive are options like Data that must never be logged or shown.
-	Sensitive []string
+	Sensitive []string `json:"-"`
 }
 
-// flagWords maps the words of mount(8) to the field that they set and to the
+// flag maps the words of mount(8) to the field that they set and to the
 // word that takes them back.
 func (o *Options) flag(word string) (field *bool, value, known bool) {
 	switch word {
@@ -57,17 +58,18 @@ func (o *Options) flag(word string) (field *bool, value, known bool) {
 
 // ParseOptions reads a list as it stands in PersistentVolume.spec.mountOptions
 // or on the command line of mount(8): each element may hold several options
-// separated by commas. Words that take another word back (ro and rw) are a
+// separated by commas; a comma between double quotes separates nothing
+// (context="system_u:object_r:container_file_t:s0:c1,c2"). Words that take another word back (ro and rw) are a
 // contradiction, not a question of order: the error wraps [ErrBadOption].
 // Empty elements are dropped, order is kept.
 func ParseOptions(list []string) (Options, error) {
 	var o Options
 	seen := map[*bool]string{}
 	for _, element := range list {
-		for word := range strings.SplitSeq(element, ",") {
+		for word := range splitOptions(element) {
 			word = strings.TrimSpace(word)
-			if strings.ContainsAny(word, "\x00\n\t ") {
-				return Options{}, fmt.Errorf("%w: %q holds white space or NUL", ErrBadOption, word)
+			if strings.ContainsAny(word, "\x00\n\t ") || strings.Count(word, `"`)%2 != 0 {
+				return Options{}, fmt.Errorf("%w: %q holds white space, NUL or a single quote mark", ErrBadOption, word)
 			}
 			switch field, value, known := o.flag(word); {
 			case word == "" || word == "defaults":
@@ -83,6 +85,25 @@ func ParseOptions(list []string) (Options, error) {
 		}
 	}
 	return o, nil
+}
+
+// splitOptions yields what stands between the commas outside of double quotes.
+func splitOptions(list string) iter.Seq[string] {
+	return func(yield func(string) bool) {
+		from, quoted := 0, false
+		for i := range len(list) {
+			switch {
+			case list[i] == '"':
+				quoted = !quoted
+			case list[i] == ',' && !quoted:
+				if !yield(list[from:i]) {
+					return
+				}
+				from = i + 1
+			}
+		}
+		yield(list[from:])
+	}
 }
 
 // With returns o with the flags and data of system added. What the system
@@ -130,3 +151,6 @@ func (o Options) String() string {
 	}
 	return s
 }
+
+// GoString is String: no verb shows a sensitive option.
+func (o Options) GoString() string { return o.String() }

@@ -96,7 +96,7 @@ func withClass(c Class, err error) error {
 }
 
 // Permanent marks err as one that trying again will not cure. Nil stays nil,
-// here and in the functions beside it.
+// here and in Transient, Unsupported and Uncertain.
 func Permanent(err error) error { return withClass(ClassPermanent, err) }
 
 // Transient marks err as one that left nothing behind and may not come again.
@@ -123,17 +123,25 @@ func Unsupportedf(format string, args ...any) error {
 type WaitingError struct {
 	// For is the object whose notice ends the wait.
 	For Ref
-	// Err says why, and is never nil.
+	// Err says why. Nil where there is nothing to add.
 	Err error
 }
 
-func (e *WaitingError) Error() string { return "waiting for " + e.For.String() + ": " + e.Err.Error() }
+func (e *WaitingError) Error() string {
+	if e.Err == nil {
+		return "waiting for " + e.For.String()
+	}
+	return "waiting for " + e.For.String() + ": " + e.Err.Error()
+}
+
 func (e *WaitingError) Unwrap() error { return e.Err }
 
 // Is matches [ErrWaiting].
 func (e *WaitingError) Is(target error) bool { return target == ErrWaiting }
 
-// WaitFor says that nothing can be done before ref changes.
+// WaitFor says that nothing can be done before ref changes. Unlike the
+// functions above it returns an error for a nil err too: to wait is never
+// success.
 func WaitFor(ref Ref, err error) error { return &WaitingError{For: ref, Err: err} }
 
 // WaitsFor lists what err waits for, through wrapping and joining.
@@ -150,47 +158,48 @@ func WaitsFor(err error) []Ref {
 }
 
 // ClassOf returns the class of err. The outermost class of a chain counts; of
-// joined errors the highest one. An error that carries no class is uncertain,
-// also when it is a context's: whoever knows that nothing happened says so.
+// joined errors the highest one. A sentinel that is wrapped or joined side by
+// side with other errors speaks for all of them. An error type of a plugin's
+// own has the class whose sentinel its Is method matches.
+//
+// An error that carries no class is uncertain, also when it is a context's:
+// whoever knows that nothing happened says so. ClassOf decides, not errors.Is:
+// the latter also finds the classes of inner layers.
 func ClassOf(err error) Class {
 	if err == nil {
 		return ClassNone
 	}
-	class, known := ClassNone, false
+	class := ClassNone
 	walk(err, func(e error) bool {
-		switch e := e.(type) { //nolint:errorlint // walk visits every layer
-		case *classError:
-			class, known = max(class, e.class), true
-		case *WaitingError:
-			class, known = max(class, ClassWaiting), true
-		case *MissingError:
-			class, known = max(class, ClassUnsupported), true
-		default:
-			if c := namedClass(e); c != ClassNone {
-				class, known = max(class, c), true
-				return false
-			}
-			if unwraps(e) {
-				return true
-			}
-			class, known = ClassUncertain, true // a leaf that nobody classified
+		own := ownClass(e)
+		if own == ClassNone && unwraps(e) {
+			return true
 		}
+		if own == ClassNone {
+			own = ClassUncertain // a leaf that nobody classified
+		}
+		class = max(class, own)
 		return false
 	})
-	if !known {
+	if class == ClassNone {
 		return ClassUncertain
 	}
 	return class
 }
 
-// namedClass is the class that err names by a sentinel, being one or wrapping
-// one side by side with its cause (fmt.Errorf("%w: %w", ErrPermanent, cause)).
-func namedClass(err error) Class {
+// ownClass is the class that this layer of an error has by itself: it is a
+// sentinel, says that it is like one, or wraps one side by side with its cause
+// (fmt.Errorf("%w: %w", ErrPermanent, cause)).
+func ownClass(err error) Class {
 	list := []error{err}
-	if many, ok := err.(interface{ Unwrap() []error }); ok { //nolint:errorlint // this layer only
+	if many, ok := err.(interface{ Unwrap() []error }); ok {
 		list = many.Unwrap()
 	}
+	like, _ := err.(interface{ Is(error) bool })
 	for c := ClassUncertain; c > ClassNone; c-- {
+		if like != nil && like.Is(sentinel(c)) {
+			return c
+		}
 		for _, e := range list {
 			if e == sentinel(c) { //nolint:errorlint // the sentinel itself
 				return c

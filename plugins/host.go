@@ -96,7 +96,9 @@ type TokenRequest struct {
 	Pod PodRef
 }
 
-// Token is an issued token. It does not print.
+// Token is an issued token. It neither prints nor marshals. Package fmt asks no
+// Token that lies in an unexported field of another struct or meets a verb that
+// go vet refuses: do not print those.
 type Token struct {
 	// Value is the token itself.
 	Value string
@@ -112,6 +114,9 @@ func (t Token) GoString() string { return t.String() }
 
 // Format hides the value from every verb.
 func (t Token) Format(f fmt.State, _ rune) { _, _ = f.Write([]byte(t.String())) }
+
+// MarshalText hides the value from JSON, YAML and the like.
+func (t Token) MarshalText() ([]byte, error) { return []byte(t.String()), nil }
 
 // TrustBundleSource reads cluster trust bundles.
 type TrustBundleSource interface {
@@ -168,12 +173,20 @@ type EventRecorder interface {
 	Event(object runtime.Object, eventtype, reason, message string)
 }
 
+// given guards against sources that return neither an object nor an error.
+func given[T any](object *T, err error) (*T, error) {
+	if err == nil && object == nil {
+		return nil, fmt.Errorf("the source returned neither a %T nor an error", object)
+	}
+	return object, err
+}
+
 // Secret reads a secret.
 func (h *VolumeHost) Secret(ctx context.Context, namespace, name string) (*v1.Secret, error) {
 	if h.Secrets == nil {
 		return nil, &MissingError{"Secrets", "secret " + namespace + "/" + name}
 	}
-	return h.Secrets.Secret(ctx, namespace, name)
+	return given(h.Secrets.Secret(ctx, namespace, name))
 }
 
 // ConfigMap reads a config map.
@@ -181,7 +194,7 @@ func (h *VolumeHost) ConfigMap(ctx context.Context, namespace, name string) (*v1
 	if h.ConfigMaps == nil {
 		return nil, &MissingError{"ConfigMaps", "configMap " + namespace + "/" + name}
 	}
-	return h.ConfigMaps.ConfigMap(ctx, namespace, name)
+	return given(h.ConfigMaps.ConfigMap(ctx, namespace, name))
 }
 
 // Claim reads a claim.
@@ -189,7 +202,7 @@ func (h *VolumeHost) Claim(ctx context.Context, namespace, name string) (*v1.Per
 	if h.Claims == nil {
 		return nil, &MissingError{"Claims", "persistentVolumeClaim " + namespace + "/" + name}
 	}
-	return h.Claims.Claim(ctx, namespace, name)
+	return given(h.Claims.Claim(ctx, namespace, name))
 }
 
 // PersistentVolume reads a persistent volume.
@@ -197,7 +210,7 @@ func (h *VolumeHost) PersistentVolume(ctx context.Context, name string) (*v1.Per
 	if h.PersistentVolumes == nil {
 		return nil, &MissingError{"PersistentVolumes", "persistentVolume " + name}
 	}
-	return h.PersistentVolumes.PersistentVolume(ctx, name)
+	return given(h.PersistentVolumes.PersistentVolume(ctx, name))
 }
 
 // Token issues a token.
@@ -208,13 +221,55 @@ func (h *VolumeHost) Token(ctx context.Context, req TokenRequest) (Token, error)
 	return h.Tokens.Token(ctx, req)
 }
 
-// NodeObject reads this node's object. Without a source it fails; use
-// NodeLabels and Allocatable for what has a default.
+// TrustBundle reads a cluster trust bundle.
+func (h *VolumeHost) TrustBundle(ctx context.Context, name string) (*certificatesv1.ClusterTrustBundle, error) {
+	if h.TrustBundles == nil {
+		return nil, &MissingError{"TrustBundles", "clusterTrustBundle " + name}
+	}
+	return given(h.TrustBundles.TrustBundle(ctx, name))
+}
+
+// TrustBundlesOf lists the cluster trust bundles of a signer whose labels
+// match.
+func (h *VolumeHost) TrustBundlesOf(
+	ctx context.Context, signer string, selector labels.Selector,
+) ([]*certificatesv1.ClusterTrustBundle, error) {
+	if h.TrustBundles == nil {
+		return nil, &MissingError{"TrustBundles", "clusterTrustBundles of signer " + signer}
+	}
+	return h.TrustBundles.TrustBundles(ctx, signer, selector)
+}
+
+// PodCertificate obtains a certificate.
+func (h *VolumeHost) PodCertificate(ctx context.Context, req PodCertificateRequest) (PodCertificate, error) {
+	if h.PodCertificates == nil {
+		return PodCertificate{}, &MissingError{"PodCertificates", "a certificate of signer " + req.SignerName}
+	}
+	return h.PodCertificates.PodCertificate(ctx, req)
+}
+
+// CSIDriver reads a CSIDriver object.
+func (h *VolumeHost) CSIDriver(ctx context.Context, name string) (*storagev1.CSIDriver, error) {
+	if h.CSIDrivers == nil {
+		return nil, &MissingError{"CSIDrivers", "csiDriver " + name}
+	}
+	return given(h.CSIDrivers.CSIDriver(ctx, name))
+}
+
+// Attachment reads a VolumeAttachment object.
+func (h *VolumeHost) Attachment(ctx context.Context, name string) (*storagev1.VolumeAttachment, error) {
+	if h.Attachments == nil {
+		return nil, &MissingError{"Attachments", "volumeAttachment " + name}
+	}
+	return given(h.Attachments.Attachment(ctx, name))
+}
+
+// NodeObject reads this node's object.
 func (h *VolumeHost) NodeObject(ctx context.Context) (*v1.Node, error) {
 	if h.Node == nil {
 		return nil, &MissingError{"Node", "a limit or label of the node"}
 	}
-	return h.Node.Node(ctx)
+	return given(h.Node.Node(ctx))
 }
 
 // Event records an event, if there is a recorder.
@@ -241,11 +296,30 @@ func (h *VolumeHost) RefreshAfter(now time.Time, source any) time.Time {
 	if _, ok := source.(Notifier); ok {
 		return time.Time{}
 	}
-	interval := h.RefreshInterval
-	if interval <= 0 {
-		interval = DefaultRefreshInterval
+	return now.Add(h.Interval())
+}
+
+// Interval is RefreshInterval with its default.
+func (h *VolumeHost) Interval() time.Duration {
+	if h.RefreshInterval <= 0 {
+		return DefaultRefreshInterval
 	}
-	return now.Add(interval)
+	return h.RefreshInterval
+}
+
+// Notifying says for each kind of object that the host has a source of whether
+// that source notifies.
+func (h *VolumeHost) Notifying() map[string]bool {
+	kinds := map[string]bool{}
+	for kind, source := range map[string]any{
+		KindSecret: h.Secrets, KindConfigMap: h.ConfigMaps, KindClaim: h.Claims, KindPersistentVolume: h.PersistentVolumes,
+		KindTrustBundle: h.TrustBundles, KindCSIDriver: h.CSIDrivers, KindAttachment: h.Attachments, KindNode: h.Node,
+	} {
+		if source != nil {
+			_, kinds[kind] = source.(Notifier)
+		}
+	}
+	return kinds
 }
 
 // Sources lists the host's sources that are set, each once, so that the

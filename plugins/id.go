@@ -1,6 +1,7 @@
 package plugins
 
 import (
+	"cmp"
 	"strings"
 
 	"k8s.io/apimachinery/pkg/types"
@@ -9,7 +10,9 @@ import (
 // VolumeID names one volume on this node: the unit that is planned, and that
 // has one step in flight at a time. It is "<plugin>/<storage>" where pods share
 // the storage and "<plugin>/<pod UID>-<name>" where each pod has its own, which
-// are also the kubelet's unique volume names.
+// are also the kubelet's unique volume names. For a pod UID that Kubernetes
+// would not give, the latter is "<plugin>/<pod UID>/<name>": with a dash, UIDs
+// "a" and "a-b" could not be told apart.
 type VolumeID string
 
 // Plugin is the plugin's name, the first two elements of the id.
@@ -26,12 +29,37 @@ func (id VolumeID) Plugin() string {
 
 // VolumeIDOf derives the id of a volume from what its plugin says of it.
 // Storage is shared where pods attach or mount a device together, and where
-// only one pod may have it, so that the pods see each other.
+// only one pod may have it, so that the pods see each other. Where the plugin
+// names no storage, the spec's name stands for it.
 func VolumeIDOf(plugin string, identity Identity, spec *Spec, pod types.UID) VolumeID {
 	if identity.Attach || identity.Device || spec.OnePod() {
-		return VolumeID(plugin + "/" + identity.Storage)
+		return VolumeID(plugin + "/" + cmp.Or(identity.Storage, spec.Name()))
 	}
-	return VolumeID(plugin + "/" + string(pod) + "-" + spec.Name())
+	separator := "/"
+	if fixedLength(pod) {
+		separator = "-"
+	}
+	return VolumeID(plugin + "/" + string(pod) + separator + spec.Name())
+}
+
+// fixedLength reports whether uid has one of the two forms that Kubernetes
+// gives: a UUID, or the hash of a static pod (32 hexadecimal digits). Neither
+// can be the beginning of the other, so what follows them is unambiguous.
+func fixedLength(uid types.UID) bool {
+	dashes := len(uid) == 36
+	if !dashes && len(uid) != 32 {
+		return false
+	}
+	for i, c := range []byte(uid) {
+		if dash := dashes && (i == 8 || i == 13 || i == 18 || i == 23); dash {
+			if c != '-' {
+				return false
+			}
+		} else if !strings.ContainsRune("0123456789abcdefABCDEF", rune(c)) {
+			return false
+		}
+	}
+	return true
 }
 
 // PodVolume names one volume of one pod, which is to say one target path. Two

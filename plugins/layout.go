@@ -5,12 +5,17 @@ import (
 	"fmt"
 	"path/filepath"
 	"strings"
+	"unicode"
+	"unicode/utf8"
 
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/validation"
 )
 
 // Layout names every place on disk. It is the kubelet's tree, so that either
-// program can take over the other's root. All methods are pure.
+// program can take over the other's root. All methods are pure. They do not
+// check the names that they are given: [PodVolume] Check, [CheckPlugin] and
+// [CheckName] do, and come first.
 //
 //	<root>/pods/<uid>/volumes/<plugin~name>/<volume>        volume of a pod
 //	<root>/pods/<uid>/volumeDevices/<plugin~name>/<volume>  link to a block device
@@ -30,13 +35,29 @@ type Layout struct {
 var ErrBadName = errors.New("name cannot be used as a folder")
 
 // CheckName accepts what may become one element of a path: not empty, not "."
-// or "..", at most 255 bytes, without slash, backslash, NUL or line break. The
-// API server's own rules for names are stricter.
+// or "..", at most 255 bytes of valid UTF-8 (a record in JSON must name the same
+// file), without slash, backslash and control characters. The API server's own
+// rules for names are stricter.
 func CheckName(name string) error {
-	if name == "" || name == "." || name == ".." || len(name) > 255 || strings.ContainsAny(name, "/\\\x00\n\r") {
+	if name == "" || name == "." || name == ".." || len(name) > 255 || !utf8.ValidString(name) ||
+		strings.ContainsAny(name, "/\\") || strings.ContainsFunc(name, unicode.IsControl) {
 		return fmt.Errorf("%w: %q", ErrBadName, name)
 	}
 	return nil
+}
+
+// CheckPlugin accepts the name of a plugin: a qualified name with exactly one
+// slash, "example.com/volume", that fits into one folder name. Two names that
+// it accepts never share a folder.
+func CheckPlugin(name string) error {
+	wrong := validation.IsQualifiedName(name)
+	if strings.Count(name, "/") != 1 {
+		wrong = append(wrong, "must have exactly one slash")
+	}
+	if len(wrong) > 0 {
+		return fmt.Errorf("%w: plugin %q: %s", ErrBadName, name, strings.Join(wrong, "; "))
+	}
+	return CheckName(EscapePlugin(name))
 }
 
 // EscapePlugin turns a plugin's name into a folder's name.
@@ -102,5 +123,5 @@ func (l Layout) Target(v PodVolume, pod PodRef) Target {
 
 // Check accepts a pod volume whose names can become folders.
 func (v PodVolume) Check() error {
-	return errors.Join(CheckName(string(v.Pod)), CheckName(EscapePlugin(v.Plugin)), CheckName(v.Name))
+	return errors.Join(CheckName(string(v.Pod)), CheckPlugin(v.Plugin), CheckName(v.Name))
 }

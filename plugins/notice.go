@@ -12,9 +12,12 @@ import (
 type Notifier interface {
 	// Subscribe calls notify for each change from now on, until cancel is
 	// called; cancel returns when no call is under way any more and may be
-	// called more than once. notify never blocks for long and may be called
-	// from several goroutines. A notice may come too often; it must not be
-	// missed: after a gap (a broken watch), send one with an empty Name.
+	// called more than once. Do not call it from within notify, unless the
+	// implementation says what it does then. notify never blocks for long and
+	// may be called from several goroutines, which hold no lock that reading the
+	// source needs. What a notice is about can be read before it is sent. A
+	// notice may come too often; it must not be missed: after a gap (a broken
+	// watch), send one with an empty Name.
 	Subscribe(notify func(Ref)) (cancel func())
 }
 
@@ -33,7 +36,9 @@ type PodSource interface {
 	// ctx ends. It returns ctx.Err then. An error before that makes the
 	// manager call it again after a pause; the pods that are known stay. A
 	// call starts with the whole list: what was told before and is not
-	// repeated by the time of Synced is gone.
+	// repeated by the time of Synced is gone, in the sense of RemovePod: a list
+	// therefore holds every pod of which a container may still run, deleted ones
+	// included, and a source that cannot list all of them does not say Synced.
 	WatchPods(ctx context.Context, sink PodSink) error
 }
 

@@ -43,11 +43,13 @@ type VolumePlugin interface {
 type Identity struct {
 	// Storage names the backing storage within the plugin, the same for all
 	// pods that use it. It becomes part of a [VolumeID] and has to be
-	// non-empty for volumes that are attached or have a device mount.
+	// non-empty for volumes that are attached or have a device mount, and should
+	// be for those whose PersistentVolume may belong to one pod at a time.
 	Storage string
-	// Attach is true if [Attacher] has work for this spec.
+	// Attach is true if [Attacher] may have work for this spec. Where only a
+	// driver or an API object can tell, say true and let the step do nothing.
 	Attach bool
-	// Device is true if [DeviceMounter] has work for this spec.
+	// Device is true if [DeviceMounter] may have work for this spec.
 	Device bool
 	// MountOptions is true if a PersistentVolume's mount options are honoured.
 	// If it is false, a volume that has some is refused.
@@ -128,7 +130,7 @@ type Params struct {
 type SetUpResult struct {
 	// Path is where the pod finds the volume; empty means the target's path.
 	Path string
-	// Mounted promises that a mount is at the target. The engine checks it.
+	// Mounted promises that a mount is at Path. The engine checks it.
 	Mounted bool
 	// Attributes for whoever hands the volume to a container.
 	Attributes Attributes
@@ -240,7 +242,8 @@ type DeviceResult struct {
 	DevicePath string
 	// Mounted promises that a mount is at the request's path.
 	Mounted bool
-	// Undo is added to the record before the next step starts.
+	// Undo is added to the record before the next step starts. A crash may come
+	// earlier: undoing must be possible without it.
 	Undo Undo
 	// Size as in [SetUpResult].
 	Size *resource.Quantity

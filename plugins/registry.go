@@ -5,8 +5,6 @@ import (
 	"fmt"
 	"slices"
 	"strings"
-
-	"k8s.io/apimachinery/pkg/util/validation"
 )
 
 // Errors of a registry.
@@ -25,8 +23,8 @@ type Registry struct {
 }
 
 // NewRegistry returns a registry of the given plugins. All faults are
-// reported together: a nil plugin, a name that is not qualified with exactly
-// one slash, a name given twice.
+// reported together: a nil plugin, a name that [CheckPlugin] refuses, a name
+// given twice.
 func NewRegistry(list ...VolumePlugin) (*Registry, error) {
 	r := &Registry{byName: make(map[string]VolumePlugin, len(list))}
 	var faults []error
@@ -36,9 +34,9 @@ func NewRegistry(list ...VolumePlugin) (*Registry, error) {
 			continue
 		}
 		name := p.Name()
-		switch wrong := validation.IsQualifiedName(name); {
-		case len(wrong) > 0 || strings.Count(name, "/") != 1:
-			faults = append(faults, fmt.Errorf("plugin name %q is not qualified with one slash: %s", name, strings.Join(wrong, "; ")))
+		switch bad := CheckPlugin(name); {
+		case bad != nil:
+			faults = append(faults, bad)
 		case r.byName[name] != nil:
 			faults = append(faults, fmt.Errorf("plugin %s is registered twice", name))
 		default:

@@ -1,7 +1,6 @@
 package plugins
 
 import (
-	"reflect"
 	"slices"
 	"strings"
 
@@ -40,7 +39,7 @@ func (s *Spec) Name() string {
 
 // Mode is the volume mode with the API's default, Filesystem.
 func (s *Spec) Mode() v1.PersistentVolumeMode {
-	if s != nil && s.PV != nil && s.PV.Spec.VolumeMode != nil {
+	if s != nil && s.PV != nil && s.PV.Spec.VolumeMode != nil && *s.PV.Spec.VolumeMode != "" {
 		return *s.PV.Spec.VolumeMode
 	}
 	return v1.PersistentVolumeFilesystem
@@ -65,15 +64,19 @@ func (s *Spec) OnePod() bool {
 
 // MountOptions are those of the PersistentVolume. The old annotation
 // volume.beta.kubernetes.io/mount-options wins over the field, as it does in
-// the kubelet.
+// the kubelet. Empty elements are left out.
 func (s *Spec) MountOptions() []string {
 	if s == nil || s.PV == nil {
 		return nil
 	}
+	options := s.PV.Spec.MountOptions
 	if list, ok := s.PV.Annotations[v1.MountOptionAnnotation]; ok {
-		return strings.Split(list, ",")
+		options = strings.Split(list, ",")
 	}
-	return s.PV.Spec.MountOptions
+	if !slices.Contains(options, "") {
+		return options
+	}
+	return slices.DeleteFunc(slices.Clone(options), func(o string) bool { return o == "" })
 }
 
 // Kind names the source in the API's words ("configMap", "csi"...), or
@@ -90,12 +93,8 @@ func (s *Spec) Kind() string {
 	default:
 		return "nothing"
 	}
-	fields := reflect.ValueOf(source)
-	for i := range fields.NumField() {
-		if f := fields.Field(i); f.Kind() == reflect.Pointer && !f.IsNil() {
-			name, _, _ := strings.Cut(fields.Type().Field(i).Tag.Get("json"), ",")
-			return name
-		}
+	if kinds := sources(source); len(kinds) > 0 {
+		return kinds[0]
 	}
 	return "nothing"
 }

@@ -44,6 +44,10 @@ type Step struct {
 	Key
 	// Reason says why, in a few words for people.
 	Reason string `json:"reason"`
+	// Lazy allows a TearDown or UnmountDevice to detach what hangs or is busy
+	// instead of waiting for it. A plan never sets it; a [Reconciler] may, as
+	// a matter of policy.
+	Lazy bool `json:"lazy,omitempty"`
 }
 
 // Hold says why something is not done now.
@@ -86,20 +90,24 @@ type Engine interface {
 	Plan(id plugins.VolumeID) Plan
 	// Do runs one step and enters its outcome into the actual state before it
 	// returns. For one volume at most one step may run at a time, unless
-	// Parallel says otherwise. The class of the error says how to go on. A
-	// step that no longer fits does nothing and returns nil.
+	// Parallel says otherwise, or the step is Lazy: it may run beside the step
+	// of the same key that it is to free, one whose context has ended and that
+	// has not returned. The class of the error says how to go on. A step that
+	// no longer fits does nothing and returns nil.
 	Do(ctx context.Context, step Step) error
 	// Parallel reports whether SetUp, TearDown and Refresh for different pods
 	// may run at the same time on this volume.
 	Parallel(id plugins.VolumeID) bool
-	// Volumes lists every volume that is wished for or there.
+	// Volumes lists every volume that is wished for or there. It is consumed
+	// at once, without another call to the engine in between.
 	Volumes() iter.Seq[plugins.VolumeID]
 }
 
 // Reconciler brings volumes from what is to what should be.
 type Reconciler interface {
 	// Run works until ctx ends; it returns when every step that it started
-	// has returned or its deadline has passed. It is called once.
+	// has returned, or with an error that names those that do not return in
+	// bounded time. It is called once.
 	Run(ctx context.Context, engine Engine) error
 	// Wake says that something about the volumes changed. It does not block,
 	// may be called before and after Run, and from within Engine.Do.
@@ -124,8 +132,11 @@ type StepReport struct {
 	Running bool      `json:"running,omitempty"`
 	Stuck   bool      `json:"stuck,omitempty"`
 	Since   time.Time `json:"since,omitzero"`
-	// FirstFailed is when the present row of failures began, Attempts how many
-	// there were.
+	// Queued is true for a step that is due and waits for a free slot, or for
+	// stuck steps of its plugin to return.
+	Queued bool `json:"queued,omitempty"`
+	// FirstFailed is when the present row of failures, or the wait, began;
+	// Attempts is how many failures there were.
 	FirstFailed time.Time `json:"firstFailed,omitzero"`
 	Attempts    int       `json:"attempts,omitempty"`
 	// Err is the last failure, nil if there is none.

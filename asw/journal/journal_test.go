@@ -1,0 +1,663 @@
+package journal_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"reflect"
+	"runtime"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+
+	"github.com/volumekit/volumekit/asw/journal"
+	"github.com/volumekit/volumekit/internal/nstest"
+	"github.com/volumekit/volumekit/mount"
+	"github.com/volumekit/volumekit/plugins"
+)
+
+func TestMain(m *testing.M) { nstest.Main(m) }
+
+var here = mount.Namespace{BootID: "boot-1", MountNS: "mnt:[1]"}
+
+// record makes the n-th record of a pod volume.
+func record(n int) journal.Record {
+	v := plugins.PodVolume{Pod: "0d3f5a0e-5a3c-4b52-9d0c-8a1f3c7e6b00", Plugin: "kubernetes.io/empty-dir", Name: fmt.Sprintf("volume-%d", n)}
+	return journal.Record{
+		Key:   journal.Key{ID: plugins.VolumeIDOf(v.Plugin, plugins.Identity{}, nil, v.Pod) + plugins.VolumeID(v.Name), Volume: v},
+		Pod:   plugins.PodRef{Namespace: "default", Name: "web-0", UID: v.Pod},
+		Names: []string{"data", "more"},
+		Undo:  plugins.Undo{"medium": "Memory", "path": "/var/lib/x"},
+	}
+}
+
+func durable(n int) journal.Record {
+	rec := record(n)
+	rec.Durable = true
+	return rec
+}
+
+func open(t testing.TB, dir string, o journal.Options) *journal.Journal {
+	t.Helper()
+	if o.Namespace == (mount.Namespace{}) {
+		o.Namespace = here
+	}
+	j, err := journal.Open(t.Context(), dir, o)
+	if err != nil {
+		t.Fatalf("open: %v", err)
+	}
+	t.Cleanup(func() { _ = j.Close() })
+	return j
+}
+
+func must(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+func names(records []journal.Record) string {
+	var list []string
+	for _, r := range records {
+		list = append(list, strings.TrimPrefix(r.Volume.Name, "volume-"))
+	}
+	return strings.Join(list, " ")
+}
+
+func logFile(dir string) string { return filepath.Join(dir, "journal") }
+
+func read(t testing.TB, file string) []byte {
+	t.Helper()
+	text, err := os.ReadFile(file)
+	must(t, err)
+	return text
+}
+
+func TestRecordsComeBack(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "a", "state")
+	j := open(t, dir, journal.Options{})
+	if c := j.Contents(); len(c.Records) > 0 || len(c.Damaged) > 0 || c.Namespace != (mount.Namespace{}) {
+		t.Errorf("a new journal holds %+v", c)
+	}
+	node := journal.Record{
+		Key: journal.Key{ID: "kubernetes.io/csi/driver^handle"}, Attach: true, Device: true, Durable: true, Parallel: true,
+		Storage: "driver^handle", DevicePath: "/dev/sda", DeviceMountPath: "/var/lib/kubelet/plugins/x", Undo: plugins.Undo{"a": "<&>\u2028\n"},
+	}
+	block := record(2)
+	block.Block = true
+	for _, rec := range []journal.Record{record(1), node, block} {
+		must(t, j.Put(t.Context(), rec))
+	}
+	changed := record(1)
+	changed.Names = []string{"other"}
+	must(t, j.Put(t.Context(), changed))
+	must(t, j.Put(t.Context(), record(3)))
+	must(t, j.Delete(t.Context(), record(3).Key, false))
+	if got, ok := j.Get(node.Key); !ok || !reflect.DeepEqual(got, node) {
+		t.Errorf("Get: %+v, %v", got, ok)
+	}
+	if _, ok := j.Get(record(3).Key); ok {
+		t.Error("a deleted record is there")
+	}
+	want := []journal.Record{changed, node, block}
+	if got := j.All(); !reflect.DeepEqual(got, want) {
+		t.Errorf("All:\n%+v\nwant\n%+v", got, want)
+	}
+	c, err := journal.Read(dir)
+	must(t, err)
+	if !reflect.DeepEqual(c, journal.Contents{Namespace: here, Records: want}) {
+		t.Errorf("Read of a live journal: %+v", c)
+	}
+	must(t, j.Close())
+	must(t, j.Close())
+	if err := j.Put(t.Context(), record(9)); !errors.Is(err, journal.ErrClosed) {
+		t.Errorf("Put after Close: %v", err)
+	}
+	there := mount.Namespace{BootID: "boot-2"}
+	j = open(t, dir, journal.Options{Namespace: there})
+	if c := j.Contents(); !reflect.DeepEqual(c, journal.Contents{Namespace: here, Records: want}) {
+		t.Errorf("after reopening: %+v", c)
+	}
+	must(t, j.Close())
+	if c := open(t, dir, journal.Options{Namespace: there}).Contents(); c.Namespace != there {
+		t.Errorf("the new namespace was not recorded: %+v", c.Namespace)
+	}
+}
+
+func TestFilesAreForTheOwnerAlone(t *testing.T) {
+	if runtime.GOOS == "windows" {
+		t.Skip("Windows has other permissions")
+	}
+	dir := filepath.Join(t.TempDir(), "state")
+	j := open(t, dir, journal.Options{CompactAt: 1})
+	for range 20 {
+		must(t, j.Put(t.Context(), record(1)))
+		must(t, j.Delete(t.Context(), record(1).Key, false))
+	}
+	for name, want := range map[string]fs.FileMode{"": 0o700, "journal": 0o600, "lock": 0o600} {
+		info, err := os.Stat(filepath.Join(dir, name))
+		must(t, err)
+		if info.Mode().Perm() != want {
+			t.Errorf("%q has mode %v, want %v", name, info.Mode(), want)
+		}
+	}
+}
+
+func TestUnchangedWritesNothing(t *testing.T) {
+	dir := t.TempDir()
+	var points []string
+	j := open(t, dir, journal.Options{Faults: func(p string) error { points = append(points, p); return nil }})
+	must(t, j.Put(t.Context(), durable(1)))
+	size := len(read(t, logFile(dir)))
+	points = nil
+	must(t, j.Put(t.Context(), durable(1)))
+	must(t, j.Delete(t.Context(), record(2).Key, true))
+	if got := len(read(t, logFile(dir))); got != size || len(points) > 0 {
+		t.Errorf("grew from %d to %d bytes, points %v", size, got, points)
+	}
+	// In a new process it is there but may never have reached the disk.
+	must(t, j.Close())
+	points = nil
+	j = open(t, dir, journal.Options{Faults: func(p string) error { points = append(points, p); return nil }})
+	must(t, j.Put(t.Context(), durable(1)))
+	must(t, j.Put(t.Context(), durable(1)))
+	if got := strings.Join(points, " "); got != "journal.sync" {
+		t.Errorf("points %q, want one sync", got)
+	}
+}
+
+func TestCallersKeepTheirValues(t *testing.T) {
+	j := open(t, t.TempDir(), journal.Options{})
+	rec := record(1)
+	must(t, j.Put(t.Context(), rec))
+	rec.Names[0], rec.Undo["medium"] = "changed", "changed"
+	if got, _ := j.Get(rec.Key); !reflect.DeepEqual(got, record(1)) {
+		t.Errorf("the record changed with the caller's: %+v", got)
+	}
+	must(t, j.Put(t.Context(), rec))
+	if got, _ := j.Get(rec.Key); got.Names[0] != "changed" {
+		t.Error("a change through shared memory was taken for none")
+	}
+}
+
+func TestPutRefuses(t *testing.T) {
+	dir := t.TempDir()
+	j := open(t, dir, journal.Options{})
+	before := read(t, logFile(dir))
+	edit := func(f func(*journal.Record)) journal.Record { r := record(1); f(&r); return r }
+	for name, rec := range map[string]journal.Record{
+		"no id":        edit(func(r *journal.Record) { r.ID = "" }),
+		"dotdot":       edit(func(r *journal.Record) { r.Volume.Name = ".." }),
+		"slash in uid": edit(func(r *journal.Record) { r.Volume.Pod = "a/b" }),
+		"no plugin":    edit(func(r *journal.Record) { r.Volume.Plugin = "" }),
+		"not UTF-8":    edit(func(r *journal.Record) { r.Volume.Name = "a\xff" }),
+		"undo":         edit(func(r *journal.Record) { r.Undo["x"] = "\xff" }),
+		"names":        edit(func(r *journal.Record) { r.Names = []string{"\xff"} }),
+		"huge":         edit(func(r *journal.Record) { r.Undo["x"] = strings.Repeat("x", 300_000) }),
+	} {
+		if err := j.Put(t.Context(), rec); plugins.ClassOf(err) != plugins.ClassPermanent {
+			t.Errorf("%s: %v (%v)", name, err, plugins.ClassOf(err))
+		}
+	}
+	if !bytes.Equal(before, read(t, logFile(dir))) {
+		t.Error("something was written")
+	}
+}
+
+// TestCutAnywhere cuts a log at every byte: exactly the records of the lines
+// that are whole must be there, nothing counts as damage, and the log goes on.
+func TestCutAnywhere(t *testing.T) {
+	dir := t.TempDir()
+	j := open(t, dir, journal.Options{})
+	type point struct {
+		size int
+		want string
+	}
+	points := []point{{len(read(t, logFile(dir))), ""}}
+	step := func(err error) {
+		must(t, err)
+		points = append(points, point{len(read(t, logFile(dir))), names(j.All())})
+	}
+	for n := range 4 {
+		step(j.Put(t.Context(), record(n)))
+	}
+	step(j.Delete(t.Context(), record(1).Key, false))
+	step(j.Put(t.Context(), durable(2)))
+	step(j.Put(t.Context(), record(1)))
+	must(t, j.Close())
+	whole := read(t, logFile(dir))
+	for cut := range len(whole) + 1 {
+		must(t, os.WriteFile(logFile(dir), whole[:cut], 0o600))
+		want := ""
+		for _, p := range points {
+			if p.size <= cut {
+				want = p.want
+			}
+		}
+		seen, err := journal.Read(dir)
+		must(t, err)
+		j := open(t, dir, journal.Options{})
+		c := j.Contents()
+		if names(c.Records) != want || names(seen.Records) != want || len(c.Damaged)+len(seen.Damaged) > 0 {
+			t.Fatalf("cut at %d of %d: records %q and %q, want %q; damage %v", cut, len(whole), names(c.Records), names(seen.Records), want, c.Damaged)
+		}
+		must(t, j.Put(t.Context(), record(7)))
+		must(t, j.Close())
+		seen, err = journal.Read(dir)
+		must(t, err)
+		if got := names(seen.Records); got != strings.TrimSpace(want+" 7") || len(seen.Damaged) > 0 {
+			t.Fatalf("cut at %d, then went on: %q, damage %v", cut, got, seen.Damaged)
+		}
+	}
+}
+
+func TestDamageCostsOneRecord(t *testing.T) {
+	for name, tc := range map[string]struct {
+		harm   func(line []byte) []byte
+		key    bool
+		reason string
+	}{
+		"flipped in value": {func(l []byte) []byte { return bytes.Replace(l, []byte("Memory"), []byte("memory"), 1) }, true, "checksum"},
+		"flipped in sum":   {func(l []byte) []byte { l[0] ^= 1; return l }, true, "checksum"},
+		"zeros":            {func(l []byte) []byte { return append(make([]byte, len(l)-1), '\n') }, false, "not a checksum"},
+		"empty":            {func([]byte) []byte { return []byte("\n") }, false, "not a checksum"},
+		"syntax":           {func(l []byte) []byte { l[10] = 'x'; return l }, false, "checksum"},
+		"long":             {func([]byte) []byte { return append(bytes.Repeat([]byte("x"), 700_000), '\n') }, false, "too long"},
+		"not UTF-8":        {func(l []byte) []byte { l[len(l)-10] = 0xff; return l }, false, "checksum"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			dir := t.TempDir()
+			j := open(t, dir, journal.Options{})
+			for n := range 3 {
+				must(t, j.Put(t.Context(), record(n)))
+			}
+			must(t, j.Close())
+			lines := bytes.SplitAfter(read(t, logFile(dir)), []byte("\n"))
+			lines[2] = tc.harm(lines[2])
+			must(t, os.WriteFile(logFile(dir), bytes.Join(lines, nil), 0o600))
+
+			seen, err := journal.Read(dir)
+			must(t, err)
+			j = open(t, dir, journal.Options{})
+			c := j.Contents()
+			if names(c.Records) != "0 2" || names(seen.Records) != "0 2" {
+				t.Errorf("records %q, %q", names(c.Records), names(seen.Records))
+			}
+			if len(c.Damaged) != 1 || c.Damaged[0].Line != 3 || !strings.Contains(c.Damaged[0].Reason, tc.reason) {
+				t.Fatalf("damage %+v", c.Damaged)
+			}
+			if key := c.Damaged[0].Key; (key != nil) != tc.key || key != nil && *key != record(1).Key {
+				t.Errorf("key %v", key)
+			}
+			if !bytes.Equal(read(t, c.Damaged[0].File), bytes.Join(lines, nil)) {
+				t.Error("the damaged file is not where the report says")
+			}
+			must(t, j.Close())
+			if c := open(t, dir, journal.Options{}).Contents(); names(c.Records) != "0 2" || len(c.Damaged) > 0 || c.Namespace != here {
+				t.Errorf("after the repair: %+v", c)
+			}
+		})
+	}
+}
+
+func TestForeignLines(t *testing.T) {
+	head := `{"op":"head","version":1,"namespace":{"bootID":"boot-1","mountNS":"mnt:[1]"}}`
+	for name, tc := range map[string]struct {
+		text    string
+		records int
+		damages int
+		err     error
+	}{
+		"newer version":    {`{"op":"head","version":2}`, 0, 0, journal.ErrVersion},
+		"negative version": {`{"op":"head","version":-1}`, 0, 0, journal.ErrVersion},
+		"no version":       {`{"op":"head"}`, 0, 0, journal.ErrVersion},
+		"unknown field":    {head + "\n" + `{"op":"put","id":"p/x/y","future":{"a":[1]},"undo":{"k":"v"}}`, 1, 0, nil},
+		"unknown op":       {head + "\n" + `{"op":"move","id":"p/x/y"}`, 0, 1, nil},
+		"path as name":     {head + "\n" + `{"op":"put","id":"p/x/y","volume":{"pod":"u","plugin":"p/x","name":"../../etc"}}`, 0, 1, nil},
+		"path as uid":      {head + "\n" + `{"op":"put","id":"p/x/y","volume":{"pod":"..","plugin":"p/x","name":"a"}}`, 0, 1, nil},
+		"half a volume":    {head + "\n" + `{"op":"put","id":"p/x/y","volume":{"pod":"u"}}`, 0, 1, nil},
+		"no id":            {head + "\n" + `{"op":"put","undo":{"k":"v"}}`, 0, 1, nil},
+		"wrong type":       {head + "\n" + `{"op":"put","id":"p/x/y","undo":["a"]}`, 0, 1, nil},
+		"array":            {head + "\n" + `[]`, 0, 1, nil},
+		"bad UTF-8":        {head + "\n" + "{\"op\":\"put\",\"id\":\"p/x/\xff\"}", 0, 1, nil},
+		"no header":        {`{"op":"put","id":"p/x/y"}`, 1, 0, nil},
+		"del of nothing":   {head + "\n" + `{"op":"del","id":"p/x/y"}`, 0, 0, nil},
+	} {
+		t.Run(name, func(t *testing.T) {
+			dir := t.TempDir()
+			var file bytes.Buffer
+			for line := range strings.SplitSeq(tc.text, "\n") {
+				file.WriteString(journal.Sum(line) + " " + line + "\n")
+			}
+			must(t, os.WriteFile(logFile(dir), file.Bytes(), 0o600))
+			c, err := journal.Read(dir)
+			j, oerr := journal.Open(t.Context(), dir, journal.Options{Namespace: here})
+			if oerr == nil {
+				defer func() { _ = j.Close() }()
+			}
+			if !errors.Is(err, tc.err) || !errors.Is(oerr, tc.err) {
+				t.Fatalf("errors %v and %v, want %v", err, oerr, tc.err)
+			}
+			if tc.err != nil {
+				if !bytes.Equal(read(t, logFile(dir)), file.Bytes()) {
+					t.Error("a journal that was refused has changed")
+				}
+				return
+			}
+			if len(c.Records) != tc.records || len(c.Damaged) != tc.damages {
+				t.Errorf("%+v", c)
+			}
+		})
+	}
+}
+
+func TestLock(t *testing.T) {
+	dir := t.TempDir()
+	j := open(t, dir, journal.Options{})
+	_, err := journal.Open(t.Context(), dir, journal.Options{})
+	if !errors.Is(err, journal.ErrLocked) || !strings.Contains(err.Error(), fmt.Sprint(os.Getpid())) {
+		t.Errorf("second Open: %v", err)
+	}
+	must(t, j.Put(t.Context(), record(1)))
+	must(t, j.Close())
+	if got := names(open(t, dir, journal.Options{}).All()); got != "1" {
+		t.Errorf("records %q", got)
+	}
+}
+
+func TestOpenRefuses(t *testing.T) {
+	ended, cancel := context.WithCancel(t.Context())
+	cancel()
+	dir := t.TempDir()
+	if _, err := journal.Open(ended, dir, journal.Options{}); !errors.Is(err, context.Canceled) {
+		t.Errorf("ended context: %v", err)
+	}
+	must(t, open(t, dir, journal.Options{}).Close()) // and the lock was given back
+	if _, err := journal.Read(t.TempDir()); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("Read without a journal: %v", err)
+	}
+	if runtime.GOOS == "windows" {
+		return
+	}
+	target := filepath.Join(t.TempDir(), "target")
+	must(t, os.WriteFile(target, []byte("kept"), 0o600))
+	dir = t.TempDir()
+	must(t, os.Symlink(target, logFile(dir)))
+	if _, err := journal.Open(t.Context(), dir, journal.Options{}); err == nil {
+		t.Error("a symbolic link was opened")
+	}
+	if string(read(t, target)) != "kept" {
+		t.Error("the link's target was written")
+	}
+}
+
+// faults fails at chosen points.
+type faults struct {
+	mu   sync.Mutex
+	fail map[string]error
+	hits map[string]int
+}
+
+func (f *faults) at(point string) error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.hits == nil {
+		f.hits = map[string]int{}
+	}
+	f.hits[point]++
+	return f.fail[point]
+}
+
+func (f *faults) set(point string, err error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.fail = map[string]error{point: err}
+}
+
+var errDisk = errors.New("disk says no")
+
+func TestFailedAppendLeavesNothing(t *testing.T) {
+	for _, point := range []string{"journal.append", "journal.appended"} {
+		dir := t.TempDir()
+		var f faults
+		j := open(t, dir, journal.Options{Faults: f.at})
+		must(t, j.Put(t.Context(), record(1)))
+		before := read(t, logFile(dir))
+		f.set(point, errDisk)
+		err := j.Put(t.Context(), record(2))
+		if !errors.Is(err, errDisk) || plugins.ClassOf(err) != plugins.ClassTransient {
+			t.Errorf("%s: %v", point, err)
+		}
+		if err := j.Delete(t.Context(), record(1).Key, false); !errors.Is(err, errDisk) {
+			t.Errorf("%s: %v", point, err)
+		}
+		if !bytes.Equal(before, read(t, logFile(dir))) || names(j.All()) != "1" {
+			t.Errorf("%s: something is left", point)
+		}
+		f.set("", nil)
+		must(t, j.Put(t.Context(), record(2)))
+		if c, _ := journal.Read(dir); names(c.Records) != "1 2" || len(c.Damaged) > 0 {
+			t.Errorf("%s: %+v", point, c)
+		}
+	}
+}
+
+// TestFailedSync: after a failed sync only another file can be trusted.
+func TestFailedSync(t *testing.T) {
+	dir := t.TempDir()
+	var f faults
+	j := open(t, dir, journal.Options{Faults: f.at})
+	must(t, j.Put(t.Context(), durable(1)))
+	info, err := os.Stat(logFile(dir))
+	must(t, err)
+	f.set("journal.sync", errDisk)
+	if err := j.Put(t.Context(), durable(2)); err != nil {
+		t.Errorf("a new file was to be had: %v", err)
+	}
+	after, err := os.Stat(logFile(dir))
+	must(t, err)
+	if os.SameFile(info, after) {
+		t.Error("the file was not replaced")
+	}
+	// When the new file fails as well, nothing is promised any more...
+	f.mu.Lock()
+	f.fail = map[string]error{"journal.sync": errDisk, "journal.compact": errDisk}
+	f.mu.Unlock()
+	if err := j.Put(t.Context(), durable(3)); !errors.Is(err, errDisk) {
+		t.Errorf("Put: %v", err)
+	}
+	f.set("journal.compact", errDisk) // the sync would succeed now, and lie
+	if err := j.Put(t.Context(), durable(3)); !errors.Is(err, errDisk) {
+		t.Errorf("Put of what is there but not safe: %v", err)
+	}
+	if err := j.Put(t.Context(), record(4)); !errors.Is(err, errDisk) {
+		t.Errorf("Put behind a failed sync: %v", err)
+	}
+	f.set("", nil)
+	must(t, j.Put(t.Context(), durable(3)))
+	must(t, j.Put(t.Context(), record(4)))
+	must(t, j.Close())
+	if c := open(t, dir, journal.Options{}).Contents(); names(c.Records) != "1 2 3 4" || len(c.Damaged) > 0 {
+		t.Errorf("%+v", c)
+	}
+}
+
+// TestGroupCommit: many writers share few syncs.
+func TestGroupCommit(t *testing.T) {
+	var f faults
+	first := make(chan struct{})
+	var once sync.Once
+	j := open(t, t.TempDir(), journal.Options{Faults: func(p string) error {
+		if p == "journal.sync" {
+			once.Do(func() { <-first })
+		}
+		return f.at(p)
+	}})
+	const writers = 40
+	var written atomic.Int32
+	var all sync.WaitGroup
+	for n := range writers {
+		all.Go(func() {
+			if err := j.Put(t.Context(), durable(n)); err != nil {
+				t.Error(err)
+			}
+			written.Add(1)
+		})
+	}
+	for len(j.All()) < writers {
+		runtime.Gosched()
+	}
+	if written.Load() > 0 {
+		t.Error("a Put returned before any sync had ended")
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if err := j.Put(ctx, durable(0)); !errors.Is(err, context.Canceled) {
+		t.Errorf("Put with an ended context waits: %v", err)
+	}
+	close(first)
+	all.Wait()
+	if n := f.hits["journal.sync"]; n > 2 {
+		t.Errorf("%d syncs for %d writers of which one was ahead", n, writers)
+	}
+}
+
+func TestCompaction(t *testing.T) {
+	dir := t.TempDir()
+	var f faults
+	j := open(t, dir, journal.Options{CompactAt: 10_000, Faults: f.at})
+	for n := range 10 {
+		must(t, j.Put(t.Context(), durable(n)))
+	}
+	var largest int64
+	for n := range 2000 {
+		must(t, j.Put(t.Context(), record(100+n)))
+		must(t, j.Delete(t.Context(), record(100+n).Key, false))
+		info, err := os.Stat(logFile(dir))
+		must(t, err)
+		largest = max(largest, info.Size())
+	}
+	if largest > 20_000 || f.hits["journal.renamed"] < 10 {
+		t.Errorf("%d bytes, %d compactions", largest, f.hits["journal.renamed"])
+	}
+	must(t, j.Close())
+	if c := open(t, dir, journal.Options{}).Contents(); names(c.Records) != "0 1 2 3 4 5 6 7 8 9" || len(c.Damaged) > 0 || c.Namespace != here {
+		t.Errorf("%+v", c)
+	}
+}
+
+func TestFailedCompactionIsNoHarm(t *testing.T) {
+	for _, point := range []string{"journal.compact", "journal.renamed"} {
+		dir := t.TempDir()
+		var f faults
+		j := open(t, dir, journal.Options{CompactAt: 1000, Faults: f.at})
+		f.set(point, errDisk)
+		var failed int
+		for n := range 20 {
+			if j.Put(t.Context(), record(n)) != nil {
+				failed++
+			}
+			if j.Delete(t.Context(), record(n-1).Key, false) != nil {
+				failed++
+			}
+		}
+		if (failed > 0) != (point == "journal.renamed") {
+			t.Errorf("%s: %d changes failed", point, failed)
+		}
+		if f.hits["journal.compact"] == 0 {
+			t.Errorf("%s: no compaction", point)
+		}
+		f.set("", nil)
+		must(t, j.Put(t.Context(), durable(30)))
+		want := names(j.All())
+		must(t, j.Close())
+		if c := open(t, dir, journal.Options{}).Contents(); names(c.Records) != want || len(c.Damaged) > 0 {
+			t.Errorf("%s: %q, want %q", point, names(c.Records), want)
+		}
+		if left, _ := filepath.Glob(filepath.Join(dir, "*.new")); len(left) > 0 {
+			t.Errorf("%s: %v left", point, left)
+		}
+	}
+}
+
+func TestLeftoversAreCleaned(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "odd [name]*")
+	must(t, os.Mkdir(dir, 0o700))
+	left := filepath.Join(dir, "journal.123.new")
+	must(t, os.WriteFile(left, []byte("x"), 0o600))
+	open(t, dir, journal.Options{})
+	if _, err := os.Stat(left); !errors.Is(err, fs.ErrNotExist) {
+		t.Error("the file of an interrupted compaction is still there")
+	}
+}
+
+// TestManyWriters puts and deletes from many goroutines while the journal is
+// compacted again and again, and compares with what each knows of its own.
+func TestManyWriters(t *testing.T) {
+	dir := t.TempDir()
+	var f faults
+	j := open(t, dir, journal.Options{CompactAt: 5_000, Faults: f.at})
+	const writers, steps = 8, 150
+	var mine [writers]map[int]bool
+	var all sync.WaitGroup
+	for w := range writers {
+		mine[w] = map[int]bool{}
+		all.Go(func() {
+			random := rand.New(rand.NewPCG(1, uint64(w)))
+			for range steps {
+				n := w*100 + random.IntN(10)
+				var err error
+				if mine[w][n] = !mine[w][n]; mine[w][n] {
+					rec := record(n)
+					rec.Durable = random.IntN(10) == 0
+					err = j.Put(t.Context(), rec)
+				} else {
+					err = j.Delete(t.Context(), record(n).Key, false)
+				}
+				if err != nil {
+					t.Error(err)
+				}
+			}
+		})
+	}
+	stop := make(chan struct{})
+	var reader sync.WaitGroup
+	reader.Go(func() {
+		for {
+			if c, err := journal.Read(dir); err != nil || len(c.Damaged) > 0 {
+				t.Errorf("Read beside the writers: %v %v", err, c.Damaged)
+			}
+			select {
+			case <-stop:
+				return
+			default:
+			}
+		}
+	})
+	all.Wait()
+	close(stop)
+	reader.Wait()
+	must(t, j.Close())
+	c := open(t, dir, journal.Options{}).Contents()
+	got := map[string]bool{}
+	for _, r := range c.Records {
+		got[r.Volume.Name] = true
+	}
+	for w := range writers {
+		for n, there := range mine[w] {
+			if got[record(n).Volume.Name] != there {
+				t.Errorf("record %d: there %v, want %v", n, !there, there)
+			}
+		}
+	}
+	if len(c.Damaged) > 0 || f.hits["journal.renamed"] < 3 {
+		t.Errorf("damage %v, %d compactions", c.Damaged, f.hits["journal.renamed"])
+	}
+}

@@ -1,0 +1,88 @@
+package sim
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+
+	"github.com/volumekit/volumekit/mount"
+	"github.com/volumekit/volumekit/plugins"
+)
+
+// Disk is an in-house plugin for tests: local persistent volumes whose storage
+// is a folder, mounted once per node by a bind mount (the device mount) and
+// from there into each pod.
+type Disk struct{ Host *plugins.VolumeHost }
+
+// DiskName is its name.
+const DiskName = "sim.test/disk"
+
+// Name implements plugins.VolumePlugin.
+func (d *Disk) Name() string { return DiskName }
+
+// Supports implements plugins.VolumePlugin.
+func (d *Disk) Supports(spec *plugins.Spec) bool { return spec.PV != nil && spec.PV.Spec.Local != nil }
+
+// Identify implements plugins.VolumePlugin.
+func (d *Disk) Identify(spec *plugins.Spec) (plugins.Identity, error) {
+	if err := plugins.CheckName(spec.PV.Name); err != nil {
+		return plugins.Identity{}, plugins.Permanent(err)
+	}
+	return plugins.Identity{Storage: spec.PV.Name, Device: true, Durable: true}, nil
+}
+
+// DeviceMountPath implements plugins.DeviceMounter.
+func (d *Disk) DeviceMountPath(spec *plugins.Spec) (string, error) {
+	return filepath.Join(d.Host.Layout.PluginDir(DiskName), "mounts", spec.PV.Name), nil
+}
+
+// MountDevice implements plugins.DeviceMounter.
+func (d *Disk) MountDevice(ctx context.Context, req plugins.DeviceRequest) (plugins.DeviceResult, error) {
+	err := d.bind(ctx, req.Spec.PV.Spec.Local.Path, req.Path, false)
+	return plugins.DeviceResult{Mounted: true}, err
+}
+
+// UnmountDevice implements plugins.DeviceMounter.
+func (d *Disk) UnmountDevice(ctx context.Context, req plugins.DeviceRequest) error {
+	return d.release(ctx, req.Path, req.Lazy)
+}
+
+// SetUp implements plugins.VolumePlugin.
+func (d *Disk) SetUp(ctx context.Context, req plugins.SetUpRequest) (plugins.SetUpResult, error) {
+	err := d.bind(ctx, req.DeviceMountPath, req.Path, req.Params.ReadOnly)
+	return plugins.SetUpResult{Mounted: true}, err
+}
+
+// TearDown implements plugins.VolumePlugin.
+func (d *Disk) TearDown(ctx context.Context, req plugins.TearDownRequest) error {
+	return d.release(ctx, req.Path, req.Lazy)
+}
+
+func (d *Disk) bind(ctx context.Context, source, target string, readOnly bool) error {
+	if err := os.MkdirAll(target, 0o750); err != nil {
+		return fmt.Errorf("make the target: %w", err)
+	}
+	point, err := d.Host.Mounter.Inspect(ctx, target)
+	if err != nil || point.Mounted {
+		return err
+	}
+	return d.Host.Mounter.Mount(ctx, mount.Mount{Source: source, Target: target, Options: mount.Options{Bind: true, ReadOnly: readOnly}})
+}
+
+func (d *Disk) release(ctx context.Context, target string, lazy bool) error {
+	for {
+		point, err := d.Host.Mounter.Inspect(ctx, target)
+		switch {
+		case err != nil:
+			return err
+		case !point.Exists:
+			return nil
+		case !point.Mounted:
+			return os.Remove(target)
+		}
+		if err := d.Host.Mounter.Unmount(ctx, target, mount.UnmountOptions{Lazy: lazy}); err != nil {
+			return err
+		}
+	}
+}

@@ -1,0 +1,117 @@
+package hostmount
+
+import (
+	"encoding/binary"
+	"strconv"
+
+	"golang.org/x/sys/unix"
+)
+
+// openBelow opens a folder by its name in another one. It follows no symbolic
+// link, and gives EXDEV if the folder is a mount, ENOTDIR if it is no folder.
+func (m *Mounter) openBelow(dir int, name string) (int, error) {
+	fd, err := m.openat(dir, name, unix.O_RDONLY)
+	if err == unix.EACCES { //nolint:errorlint // the bare errno of a system call
+		if m.openUp(dir, name) {
+			fd, err = m.openat(dir, name, unix.O_RDONLY)
+		}
+	}
+	if err == unix.ELOOP { //nolint:errorlint // the bare errno of a system call
+		err = unix.ENOTDIR
+	}
+	return fd, err
+}
+
+// openUp gives the owner of a folder the permission to read and empty it.
+func (m *Mounter) openUp(dir int, name string) bool {
+	fd, err := m.openat(dir, name, unix.O_PATH)
+	if err != nil {
+		return false
+	}
+	defer func() { _ = unix.Close(fd) }()
+	var st unix.Stat_t
+	if err := unix.Fstat(fd, &st); err != nil || st.Mode&0o700 == 0o700 {
+		return false
+	}
+	return unix.Chmod("/proc/self/fd/"+strconv.Itoa(fd), st.Mode&0o7777|0o700) == nil
+}
+
+func (m *Mounter) openat(dir int, name string, flags int) (fd int, err error) {
+	flags |= unix.O_DIRECTORY | unix.O_NOFOLLOW | unix.O_CLOEXEC
+	if !m.options.Classic && !m.host.noOpenat2.Load() {
+		how := unix.OpenHow{
+			Flags:   uint64(flags), //nolint:gosec // small flags
+			Resolve: unix.RESOLVE_BENEATH | unix.RESOLVE_NO_XDEV | unix.RESOLVE_NO_SYMLINKS,
+		}
+		err = retry(func() (err error) { fd, err = unix.Openat2(dir, name, &how); return err })
+		switch err { //nolint:errorlint // the bare errno of a system call
+		default:
+			return fd, err
+		case unix.ENOSYS:
+			m.host.noOpenat2.Store(true)
+		case unix.EPERM: // a system call filter may say so too
+		}
+	}
+	return openatClassic(dir, name, flags)
+}
+
+// openatClassic compares mounts after it opened the folder.
+func openatClassic(dir int, name string, flags int) (fd int, err error) {
+	err = retry(func() (err error) { fd, err = unix.Openat(dir, name, flags, 0); return err })
+	if err != nil {
+		return -1, err
+	}
+	above, err := identify(dir)
+	if err == nil {
+		var id identity
+		if id, err = identify(fd); err == nil && id.mount == above.mount {
+			return fd, nil
+		}
+	}
+	_ = unix.Close(fd)
+	if err != nil {
+		return -1, err
+	}
+	return -1, unix.EXDEV
+}
+
+// dirent is one entry of a folder; kind is DT_*.
+type dirent struct {
+	name string
+	kind byte
+}
+
+// parseDirents reads struct linux_dirent64 as getdents(2) gives it, without
+// "." and "..".
+func parseDirents(buf []byte) []dirent {
+	const atLength, atKind, atName = 16, 18, 19
+	entries := make([]dirent, 0, 8)
+	for len(buf) > atName {
+		length := int(binary.NativeEndian.Uint16(buf[atLength:]))
+		if length <= atName || length > len(buf) {
+			break
+		}
+		name := buf[atName:length]
+		for i, c := range name {
+			if c == 0 {
+				name = name[:i]
+				break
+			}
+		}
+		if s := string(name); s != "." && s != ".." {
+			entries = append(entries, dirent{s, buf[atKind]})
+		}
+		buf = buf[length:]
+	}
+	return entries
+}
+
+// buffer lends a buffer for reading folders.
+func (h *host) buffer() []byte {
+	if b, ok := h.buffers.Get().(*[]byte); ok {
+		return *b
+	}
+	return make([]byte, direntBuffer)
+}
+
+func (h *host) release(b []byte) { h.buffers.Put(&b) }

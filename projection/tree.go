@@ -1,0 +1,216 @@
+package projection
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"path"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/volumekit/volumekit/plugins"
+)
+
+// Errors of a [Tree], each of class permanent.
+var (
+	// ErrBadPath says that a path cannot be a place inside a volume.
+	ErrBadPath = errors.New("bad path")
+	// ErrConflict says that two things claim the same place.
+	ErrConflict = errors.New("conflict")
+)
+
+// maxPath and maxElement are the limits of Linux (PATH_MAX, NAME_MAX).
+const (
+	maxPath    = 4096
+	maxElement = 255
+)
+
+// File is one rendered file. It does not print its data.
+type File struct {
+	// Data is the content. It is shared and must not be changed.
+	Data []byte `json:"-"`
+	// Mode holds the permission bits, at most 0777.
+	Mode uint32
+	// UID and GID own the file; nil leaves what a new file gets.
+	UID, GID *int64
+	// Source says for people who put it there, such as "secret ns/a key k".
+	Source string
+}
+
+// String describes the file without its data.
+func (f File) String() string {
+	return fmt.Sprintf("%d bytes, mode %04o, of %s", len(f.Data), f.Mode, f.Source)
+}
+
+// GoString hides the data.
+func (f File) GoString() string { return f.String() }
+
+// Format hides the data from every verb.
+func (f File) Format(s fmt.State, _ rune) { _, _ = s.Write([]byte(f.String())) }
+
+// Tree is the content of a volume: files by clean relative path, and the
+// places inside the volume where other volumes of the pod get mounted. The
+// zero value is an empty tree. It is built by one goroutine; after that it may
+// be read by many.
+type Tree struct {
+	files  map[string]File
+	dirs   map[string]string // folder -> source of the first file below it
+	points map[string]string // mount point -> who wants it
+}
+
+// Add puts a file into the tree. The path may be unclean ("a//b/"). It fails
+// with [ErrBadPath], or with [ErrConflict] where another file or mount point
+// is in the way; the error names both sources and is of class permanent.
+func (t *Tree) Add(name string, f File) error {
+	clean, err := CleanPath(name)
+	if err != nil {
+		return plugins.Permanent(fmt.Errorf("%s: %w", f.Source, err))
+	}
+	if f.Mode&^0o777 != 0 {
+		return plugins.Permanentf("%s: mode %#o of %s is not within 0 and 0777", f.Source, f.Mode, quote(clean))
+	}
+	if other, taken := t.files[clean]; taken {
+		return conflict(clean, f.Source, "file", other.Source)
+	}
+	if other, taken := t.dirs[clean]; taken {
+		return conflict(clean, f.Source, "folder", other)
+	}
+	for point, other := range t.points {
+		if within(clean, point) {
+			return conflict(clean, f.Source, "mount point", other)
+		}
+	}
+	for dir := path.Dir(clean); dir != "."; dir = path.Dir(dir) {
+		if other, taken := t.files[dir]; taken {
+			return conflict(dir, f.Source, "file", other.Source)
+		}
+	}
+	if t.files == nil {
+		t.files, t.dirs = map[string]File{}, map[string]string{}
+	}
+	t.files[clean] = f
+	for dir := path.Dir(clean); dir != "."; dir = path.Dir(dir) {
+		if t.dirs[dir] == "" {
+			t.dirs[dir] = f.Source
+		}
+	}
+	return nil
+}
+
+// AddMountPoint asks for a folder on which another volume can be mounted,
+// because this one is read-only in containers and a runtime could not create
+// it. It fails as Add does.
+func (t *Tree) AddMountPoint(name, source string) error {
+	clean, err := CleanPath(name)
+	if err != nil {
+		return plugins.Permanent(fmt.Errorf("%s: %w", source, err))
+	}
+	for dir := clean; dir != "."; dir = path.Dir(dir) {
+		if other, taken := t.files[dir]; taken {
+			return conflict(dir, source, "file", other.Source)
+		}
+	}
+	if t.points == nil {
+		t.points = map[string]string{}
+	}
+	t.points[clean] = source
+	return nil
+}
+
+func conflict(where, source, kind, other string) error {
+	return plugins.Permanent(fmt.Errorf("%w: %s wants %s, which is a %s of %s", ErrConflict, source, quote(where), kind, other))
+}
+
+// Len is the number of files.
+func (t *Tree) Len() int { return len(t.files) }
+
+// Paths lists the files, sorted.
+func (t *Tree) Paths() []string { return slices.Sorted(maps.Keys(t.files)) }
+
+// MountPoints lists the mount points, sorted.
+func (t *Tree) MountPoints() []string { return slices.Sorted(maps.Keys(t.points)) }
+
+// File returns one file.
+func (t *Tree) File(name string) (File, bool) {
+	f, ok := t.files[name]
+	return f, ok
+}
+
+// Size is the number of bytes in all files.
+func (t *Tree) Size() int64 {
+	var sum int64
+	for _, f := range t.files {
+		sum += int64(len(f.Data))
+	}
+	return sum
+}
+
+// setGroup gives every file to a group that may read it, which is what fsGroup
+// means for a volume that is read-only.
+func (t *Tree) setGroup(gid int64) {
+	for name, f := range t.files {
+		f.GID, f.Mode = &gid, f.Mode|0o440
+		t.files[name] = f
+	}
+}
+
+// String counts, and shows nothing of the content.
+func (t *Tree) String() string { return fmt.Sprintf("tree of %d files", len(t.files)) }
+
+// GoString is String.
+func (t *Tree) GoString() string { return t.String() }
+
+// Format hides the content from every verb. It has a value receiver so that
+// copies are covered too.
+func (t Tree) Format(s fmt.State, _ rune) { _, _ = s.Write([]byte(t.String())) }
+
+// CleanPath checks a path that comes from an API object, and cleans it. It
+// refuses with [ErrBadPath] what is empty, absolute, longer than 4096 bytes,
+// holds NUL, an element ".." or one longer than 255 bytes, names the folder
+// itself, or begins with ".." at the top, where the writer keeps its own.
+func CleanPath(name string) (string, error) {
+	bad := func(why string) (string, error) { return "", fmt.Errorf("%w: %s %s", ErrBadPath, quote(name), why) }
+	switch {
+	case name == "":
+		return bad("is empty")
+	case len(name) > maxPath:
+		return bad("is too long")
+	case strings.IndexByte(name, 0) >= 0:
+		return bad("holds NUL")
+	case path.IsAbs(name):
+		return bad("is absolute")
+	}
+	for element := range strings.SplitSeq(name, "/") {
+		switch {
+		case element == "..":
+			return bad("leads upward")
+		case len(element) > maxElement:
+			return bad("has an element that is too long")
+		}
+	}
+	switch clean := path.Clean(name); {
+	case clean == ".":
+		return bad("is the volume itself")
+	case strings.HasPrefix(clean, ".."):
+		return bad("begins with two dots")
+	case !filepath.IsLocal(filepath.FromSlash(clean)):
+		return bad("is not a plain relative path")
+	default:
+		return clean, nil
+	}
+}
+
+// quote shortens hostile text for messages.
+func quote(s string) string {
+	const most = 80
+	if len(s) > most {
+		s = s[:most] + "..."
+	}
+	return fmt.Sprintf("%q", s)
+}
+
+// within reports whether p is dir or lies below it; both are clean.
+func within(dir, p string) bool {
+	return p == dir || strings.HasPrefix(p, dir) && p[len(dir)] == '/'
+}

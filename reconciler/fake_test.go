@@ -1,0 +1,208 @@
+package reconciler
+
+import (
+	"context"
+	"fmt"
+	"iter"
+	"maps"
+	"slices"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"go.uber.org/goleak"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/volumekit/volumekit/plugins"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// fakeEngine plans what is in todo; a step that succeeds is taken out. It
+// checks that no two steps run together that must not.
+type fakeEngine struct {
+	mu       sync.Mutex
+	todo     map[plugins.VolumeID][]Step
+	next     map[plugins.VolumeID]time.Time
+	parallel bool
+	// act is the step; nil succeeds at once.
+	act func(ctx context.Context, step Step) error
+	// keep leaves successful steps in the plan.
+	keep bool
+
+	running map[plugins.VolumeID][]Step
+	now     int // steps that run, over all
+	most    int // and how many did at most
+	byName  map[string]int
+	mostBy  map[string]int
+	log     []tried
+	faults  []string
+}
+
+// tried is one call of Do.
+type tried struct {
+	Step
+	at time.Time
+}
+
+func newFake(act func(context.Context, Step) error) *fakeEngine {
+	return &fakeEngine{
+		todo: map[plugins.VolumeID][]Step{}, next: map[plugins.VolumeID]time.Time{}, act: act,
+		running: map[plugins.VolumeID][]Step{}, byName: map[string]int{}, mostBy: map[string]int{},
+	}
+}
+
+// volumeOf and stepOf name things of plugin p/<plugin>.
+func volumeOf(plugin string, n int) plugins.VolumeID {
+	return plugins.VolumeID(fmt.Sprintf("p/%s/%05d", plugin, n))
+}
+
+func stepOf(kind Kind, id plugins.VolumeID, pod string) Step {
+	s := Step{Key: Key{Kind: kind, ID: id}, Reason: "test"}
+	if pod != "" {
+		s.Volume = plugins.PodVolume{Pod: types.UID(pod), Plugin: id.Plugin(), Name: "v"}
+	}
+	return s
+}
+
+// add plans steps and returns their volumes.
+func (e *fakeEngine) add(steps ...Step) []plugins.VolumeID {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	var ids []plugins.VolumeID
+	for _, s := range steps {
+		e.todo[s.ID] = append(slices.Clone(e.todo[s.ID]), s)
+		ids = append(ids, s.ID)
+	}
+	return ids
+}
+
+func (e *fakeEngine) set(id plugins.VolumeID, steps ...Step) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.todo[id] = steps
+}
+
+func (e *fakeEngine) Plan(id plugins.VolumeID) Plan {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return Plan{Steps: slices.Clone(e.todo[id]), Next: e.next[id]}
+}
+
+func (e *fakeEngine) Parallel(plugins.VolumeID) bool { return e.parallel }
+
+func (e *fakeEngine) Volumes() iter.Seq[plugins.VolumeID] {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return slices.Values(slices.Sorted(maps.Keys(e.todo)))
+}
+
+func (e *fakeEngine) Do(ctx context.Context, step Step) (err error) {
+	e.enter(step)
+	defer e.leave(step)
+	if e.act != nil {
+		err = e.act(ctx, step)
+	}
+	if err == nil && !e.keep {
+		e.mu.Lock()
+		e.todo[step.ID] = slices.DeleteFunc(slices.Clone(e.todo[step.ID]), func(s Step) bool { return s.Key == step.Key })
+		e.mu.Unlock()
+	}
+	return err
+}
+
+func (e *fakeEngine) enter(step Step) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	for _, other := range e.running[step.ID] {
+		beside := e.parallel && !standsAlone(step.Kind) && !standsAlone(other.Kind) && step.Volume != other.Volume
+		if lazy := step.Lazy && step.Key == other.Key && !other.Lazy; !beside && !lazy {
+			e.faults = append(e.faults, fmt.Sprintf("%v runs beside %v", step.Key, other.Key))
+		}
+	}
+	e.running[step.ID] = append(e.running[step.ID], step)
+	e.now++
+	e.most = max(e.most, e.now)
+	e.byName[step.ID.Plugin()]++
+	e.mostBy[step.ID.Plugin()] = max(e.mostBy[step.ID.Plugin()], e.byName[step.ID.Plugin()])
+	e.log = append(e.log, tried{step, time.Now()})
+}
+
+func (e *fakeEngine) leave(step Step) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	at := slices.Index(e.running[step.ID], step)
+	if e.running[step.ID] = slices.Delete(e.running[step.ID], at, at+1); len(e.running[step.ID]) == 0 {
+		delete(e.running, step.ID)
+	}
+	e.now--
+	e.byName[step.ID.Plugin()]--
+}
+
+// tries are the calls of a kind so far.
+func (e *fakeEngine) tries(kind Kind) []tried {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	var list []tried
+	for _, t := range e.log {
+		if t.Kind == kind {
+			list = append(list, t)
+		}
+	}
+	return list
+}
+
+// left counts the steps that have not been done.
+func (e *fakeEngine) left() (n int) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	for _, steps := range e.todo {
+		n += len(steps)
+	}
+	return n
+}
+
+// inBubble runs body beside a running reconciler, in virtual time, and checks
+// that the engine saw nothing forbidden and that Run ends without an error.
+func inBubble(t *testing.T, o Options, e *fakeEngine, body func(t *testing.T, d *Default)) {
+	t.Helper()
+	synctest.Test(t, func(t *testing.T) {
+		ctx, cancel := context.WithCancel(t.Context())
+		d := New(o)
+		done := make(chan error)
+		go func() { done <- d.Run(ctx, e) }()
+		body(t, d)
+		cancel()
+		if err := <-done; err != nil {
+			t.Errorf("Run: %v", err)
+		}
+		for _, f := range e.faults {
+			t.Error(f)
+		}
+	})
+}
+
+// atRest checks that nothing is kept, once everything is done.
+func atRest(t *testing.T, d *Default, e *fakeEngine) {
+	t.Helper()
+	synctest.Wait()
+	if n := e.left(); n > 0 {
+		t.Errorf("%d steps are left", n)
+	}
+	if n := d.size(); n > 0 {
+		t.Errorf("%d things are kept at rest", n)
+	}
+}
+
+// gate lets steps hang until it is opened.
+type gate chan struct{}
+
+func (g gate) pass(ctx context.Context) error {
+	select {
+	case <-g:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}

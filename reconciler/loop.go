@@ -1,0 +1,327 @@
+package reconciler
+
+import (
+	"context"
+	"runtime/debug"
+	"slices"
+	"time"
+
+	"github.com/volumekit/volumekit/plugins"
+)
+
+// volume returns the state of a volume, and begins one if there is none.
+func (d *Default) volume(id plugins.VolumeID) *volume {
+	if v := d.volumes[id]; v != nil {
+		return v
+	}
+	name := id.Plugin()
+	l := d.lanes[name]
+	if l == nil {
+		l = &lane{plugin: name, limit: d.o.limit(name)}
+		d.lanes[name] = l
+	}
+	l.volumes++
+	v := &volume{id: id, lane: l}
+	v.ofVolume = v
+	d.volumes[id] = v
+	return v
+}
+
+// release forgets a volume at rest.
+func (d *Default) release(v *volume) {
+	if v.dirty || v.queued || v.running > 0 || len(v.tries) > 0 || v.place > 0 {
+		return
+	}
+	delete(d.volumes, v.id)
+	if v.lane.volumes--; v.lane.volumes == 0 {
+		delete(d.lanes, v.lane.plugin)
+	}
+}
+
+func (d *Default) enqueue(v *volume) {
+	if !v.dirty {
+		v.dirty = true
+		d.dirty.push(v)
+	}
+}
+
+// work does what can be done now, but plans one volume at most, and returns
+// when there is more: the zero time if only a signal can tell.
+func (d *Default) work(ctx context.Context) time.Time {
+	now := d.o.Clock.Now()
+	d.mu.Lock()
+	stuck, safety := d.fire(now)
+	var v *volume
+	if d.dirty.size() > 0 {
+		v = d.dirty.pop()
+		v.dirty = false
+	}
+	d.mu.Unlock()
+
+	for _, c := range stuck {
+		d.o.Log.Info("step is stuck", "op", c.step.Kind, "volume", c.step.ID, "pod", c.step.Volume.Pod, "since", c.since)
+	}
+	if safety {
+		d.safety()
+	}
+	var plan Plan
+	var parallel, planned bool
+	if v != nil {
+		if plan, parallel, planned = d.plan(v.id); !planned {
+			plan.Next = now.Add(d.o.Backoff.Max)
+		}
+	}
+
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if v != nil {
+		d.settle(v, plan, parallel, now)
+	}
+	d.dispatch(ctx, now)
+	if d.dirty.size() > 0 {
+		return now
+	}
+	return d.timers.next()
+}
+
+// plan asks the engine. A panic there costs one volume its plan for a while,
+// not the process.
+func (d *Default) plan(id plugins.VolumeID) (plan Plan, parallel, ok bool) {
+	defer func() {
+		if !ok {
+			d.o.Log.Error(panicError("plan", recover()), "planning panicked", "volume", id, "stack", string(debug.Stack()))
+		}
+	}()
+	plan = d.engine.Plan(id)
+	parallel = len(plan.Steps) > 0 && d.engine.Parallel(id)
+	return plan, parallel, true
+}
+
+// fire handles the alarms whose time has come: it returns the calls that got
+// stuck, and whether the safety pass is due.
+func (d *Default) fire(now time.Time) (stuck []*call, safety bool) {
+	for a := d.timers.due(now); a != nil; a = d.timers.due(now) {
+		switch {
+		case a.ofVolume != nil:
+			d.enqueue(a.ofVolume)
+		case a.ofCall != nil:
+			d.strand(a.ofCall)
+			stuck = append(stuck, a.ofCall)
+		default:
+			safety = true
+		}
+	}
+	return stuck, safety
+}
+
+// strand ends the context of a call that has outlived its deadline, and frees
+// its slot.
+func (d *Default) strand(c *call) {
+	l := c.volume.lane
+	c.stuck = true
+	d.inUse--
+	l.running--
+	l.stuck++
+	c.cancel(ErrDeadline)
+	if d.o.lazy(c.step.Kind) {
+		d.enqueue(c.volume) // to find out when it may be joined
+	}
+	d.ready(l)
+}
+
+// settle takes in a new plan.
+func (d *Default) settle(v *volume, plan Plan, parallel bool, now time.Time) {
+	v.parallel = parallel || v.parallel && v.running > 0
+	v.settle(&plan, now, d.o.Backoff.Base)
+	d.offer(v, now)
+}
+
+// offer queues a volume that has a step to run, sets its alarm, and forgets it
+// if it has neither.
+func (d *Default) offer(v *volume, now time.Time) {
+	step, at := d.choose(v, now)
+	if step != nil && !v.queued {
+		v.lane.push(v, *step)
+		d.ready(v.lane)
+	}
+	d.timers.set(&v.alarm, earliest(at, v.next))
+	d.release(v)
+}
+
+// choose returns a copy of the step that a volume should run now, nil if there
+// is none, and when a step's pause ends.
+func (d *Default) choose(v *volume, now time.Time) (*Step, time.Time) {
+	var at time.Time
+	found := pick(v.steps, func(s *Step) bool {
+		t := v.find(&s.Key)
+		var when time.Time
+		switch {
+		case t == nil:
+			return v.free(s)
+		case len(t.calls) > 0:
+			when = d.joinAt(v, t)
+		case t.parked || !v.free(s):
+			return false
+		default:
+			when = t.notBefore
+		}
+		if when.After(now) {
+			at = earliest(at, when)
+			return false
+		}
+		return len(t.calls) == 0 || !when.IsZero()
+	})
+	if found == nil {
+		return nil, at
+	}
+	step := *found
+	step.Lazy = d.lazyNow(v.find(&step.Key), step.Kind, now)
+	return &step, at
+}
+
+// joinAt is when a lazy try may join a stuck call, the zero time if never.
+func (d *Default) joinAt(v *volume, t *try) time.Time {
+	if !d.o.lazy(t.key.Kind) || !t.stuck() || len(t.calls) > 1 || t.ok || t.parked {
+		return time.Time{}
+	}
+	if v.running > 1 && !v.parallel {
+		return time.Time{}
+	}
+	at := earliest(t.firstFailed, t.calls[0].since).Add(d.o.LazyAfter)
+	if t.notBefore.After(at) {
+		at = t.notBefore
+	}
+	return at
+}
+
+// lazyNow reports whether the policy lets a step's next try be a lazy one.
+func (d *Default) lazyNow(t *try, kind Kind, now time.Time) bool {
+	if t == nil || !d.o.lazy(kind) {
+		return false
+	}
+	since := t.firstFailed
+	if len(t.calls) > 0 {
+		since = earliest(since, t.calls[0].since)
+	}
+	return !since.IsZero() && now.Sub(since) >= d.o.LazyAfter
+}
+
+// ready puts a lane into the ring if it has work that may start.
+func (d *Default) ready(l *lane) {
+	if !l.inRing && l.open(d.o.MaxStuck) {
+		l.inRing = true
+		d.ring.push(l)
+	}
+}
+
+// dispatch starts steps while there are slots, one for each plugin in turn.
+func (d *Default) dispatch(ctx context.Context, now time.Time) {
+	for d.inUse < d.o.MaxInFlight && d.ring.size() > 0 {
+		l := d.ring.pop()
+		l.inRing = false
+		if l.open(d.o.MaxStuck) {
+			d.start(ctx, l.pop(), now)
+		}
+		d.ready(l)
+	}
+}
+
+// start runs the step that a volume has come to the front of the queue for, if
+// it still has one.
+func (d *Default) start(ctx context.Context, v *volume, now time.Time) {
+	l := v.lane
+	v.queued = false
+	step, _ := d.choose(v, now)
+	if step == nil {
+		d.offer(v, now)
+		return
+	}
+	joins := step.Lazy && v.running > 0
+	if l.stuck >= d.o.MaxStuck && !joins {
+		l.push(v, *step) // it was queued as a lazy one
+		return
+	}
+	d.launch(ctx, v, *step, now)
+	if v.parallel {
+		d.offer(v, now)
+		return
+	}
+	v.steps = nil // it is planned anew when the call ends
+	d.timers.set(&v.alarm, v.next)
+}
+
+// launch makes the call for a step.
+func (d *Default) launch(ctx context.Context, v *volume, step Step, now time.Time) {
+	t := v.find(&step.Key)
+	if t == nil {
+		t = &try{key: step.Key}
+		v.tries = append(v.tries, t)
+	}
+	deadline := now.Add(d.o.deadline(step))
+	own := newStepContext(ctx, d.o.Clock, deadline)
+	c := &call{volume: v, try: t, step: step, since: now, attempt: t.attempts + 1, cancel: own.cancel}
+	c.ofCall = c
+	t.calls, t.started = append(t.calls, c), now
+	v.running++
+	if standsAlone(step.Kind) {
+		v.exclusive++
+	}
+	v.lane.running++
+	d.inUse++
+	d.open++
+	d.timers.set(&c.alarm, deadline)
+	go d.run(own, c)
+}
+
+// finish takes in the outcome of a call.
+func (d *Default) finish(c *call, err error) {
+	now := d.o.Clock.Now()
+	d.mu.Lock()
+	v, t, l := c.volume, c.try, c.volume.lane
+	d.timers.set(&c.alarm, time.Time{})
+	t.calls = slices.DeleteFunc(t.calls, func(other *call) bool { return other == c })
+	v.running--
+	if standsAlone(c.step.Kind) {
+		v.exclusive--
+	}
+	if c.stuck {
+		l.stuck--
+	} else {
+		l.running--
+		d.inUse--
+	}
+	d.open--
+	d.enter(t, c, err, now)
+	d.enqueue(v)
+	d.ready(l)
+	d.mu.Unlock()
+	d.poke()
+}
+
+// enter records how a call ended. Of a stuck one and the lazy one beside it
+// the success of either counts, once both have returned.
+func (d *Default) enter(t *try, c *call, err error, now time.Time) {
+	switch {
+	case err == nil:
+		t.ok = true
+		if len(t.calls) == 0 {
+			t.record = record{}
+		}
+		return
+	case t.ok:
+		if len(t.calls) == 0 {
+			t.record = record{}
+		}
+		return
+	}
+	t.fail(now, err)
+	switch {
+	case !t.parked:
+		t.delay = d.o.Backoff.delay(t.attempts)
+		t.notBefore = now.Add(t.delay)
+	case t.class != plugins.ClassWaiting && d.o.lazy(c.step.Kind) && !c.step.Lazy:
+		t.parked = false
+		t.delay = max(t.firstFailed.Add(d.o.LazyAfter).Sub(now), d.o.Backoff.Base)
+		t.notBefore = now.Add(t.delay)
+	}
+}

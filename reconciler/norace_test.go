@@ -1,0 +1,5 @@
+//go:build !race
+
+package reconciler
+
+const planStride = 1
