@@ -1,7 +1,11 @@
 package mount
 
 import (
+	"context"
+	"errors"
+	"fmt"
 	"path"
+	"path/filepath"
 	"strings"
 )
 
@@ -50,9 +54,27 @@ func (t Table) Below(p string) []Entry {
 	return below
 }
 
+// maxStacked bounds how many mounts [UnmountAll] takes off one target.
+const maxStacked = 64
+
+// UnmountAll takes all mounts that are stacked on target off it. A target that
+// is no mount point, or does not exist, is no error. It asks the file system
+// nothing, so that with Lazy it works where the storage is dead.
+func UnmountAll(ctx context.Context, m Mounter, target string, how UnmountOptions) error {
+	for range maxStacked {
+		if err := m.Unmount(ctx, target, how); err != nil {
+			if errors.Is(err, ErrNotMounted) {
+				return nil
+			}
+			return err
+		}
+	}
+	return fmt.Errorf("%s is still a mount point after %d unmounts: %w", target, maxStacked, ErrBusy)
+}
+
 // Inside reports whether the clean absolute path p is root or lies below it.
 // It compares text: both must be free of symbolic links.
 func Inside(root, p string) bool {
-	root, p = path.Clean(root), path.Clean(p)
+	root, p = path.Clean(filepath.ToSlash(root)), path.Clean(filepath.ToSlash(p))
 	return p == root || root == "/" || strings.HasPrefix(p, root+"/")
 }

@@ -34,7 +34,7 @@ func (w *Writer) compare(ctx context.Context, live string, tree *Tree) ([]string
 	c := &comparison{tree: tree, seen: make(map[string]bool, tree.Len())}
 	root, err := w.Root.OpenRoot(live)
 	if err != nil {
-		return nil, err
+		return tree.Paths(), nil //nolint:nilerr // as said above
 	}
 	if info, err := root.Stat("."); err == nil {
 		c.base = ownerOf(info)
@@ -57,22 +57,24 @@ func (c *comparison) folder(ctx context.Context, root *os.Root, at string) error
 	if err != nil {
 		return err
 	}
-	for name, kind := range have {
+	for name := range have {
 		if err := ctx.Err(); err != nil {
 			return err
 		}
 		full := path.Join(at, name)
-		if kind.IsDir() {
+		want, wanted := c.tree.files[full]
+		if wanted && c.same(root, name, want) {
+			c.seen[full] = true
+			continue
+		}
+		if info, err := root.Lstat(name); err == nil && info.IsDir() {
 			if err := c.subfolder(ctx, root, full); err != nil {
 				return err
 			}
 			continue
 		}
-		want, wanted := c.tree.files[full]
 		c.seen[full] = true
-		if !wanted || !kind.IsRegular() || !c.same(root, name, want) {
-			c.changed = append(c.changed, full)
-		}
+		c.changed = append(c.changed, full)
 	}
 	return nil
 }
@@ -91,14 +93,14 @@ func (c *comparison) same(root *os.Root, name string, want File) bool {
 	if err != nil {
 		return false
 	}
-	defer file.Close() //nolint:errcheck // only read
+	defer file.Close()
 	info, err := file.Stat()
 	if err != nil || info.Size() != int64(len(want.Data)) || info.Mode() != fs.FileMode(want.Mode) ||
 		ownerOf(info) != c.base.with(want) {
 		return false
 	}
-	if c.buffer == nil {
-		c.buffer = make([]byte, 64<<10)
+	if need := min(len(want.Data), 64<<10); need > len(c.buffer) {
+		c.buffer = make([]byte, max(need, 4<<10))
 	}
 	for rest := want.Data; len(rest) > 0; {
 		n, err := file.Read(c.buffer[:min(len(rest), len(c.buffer))])

@@ -55,7 +55,7 @@ func (v *Volume) fillMount(ctx context.Context, target string, tree *Tree) (Writ
 	if err != nil {
 		return WriteResult{}, err
 	}
-	defer root.Close() //nolint:errcheck // or else the unmount finds it busy
+	defer root.Close()
 	return v.writer(root, true).Write(ctx, tree)
 }
 

@@ -16,7 +16,7 @@ func (v *Volume) Stats(ctx context.Context, target plugins.Target) (plugins.Stat
 	if err != nil {
 		return plugins.Stats{}, plugins.Transient(err)
 	}
-	defer root.Close() //nolint:errcheck // only read
+	defer root.Close()
 	var bytes, inodes int64
 	err = fs.WalkDir(root.FS(), ".", func(_ string, entry fs.DirEntry, err error) error {
 		if err == nil {

@@ -26,35 +26,13 @@ func (v *Volume) TearDown(ctx context.Context, req plugins.TearDownRequest) erro
 	return v.removePrivate(ctx, req.Target)
 }
 
-// remove takes one layer after the other off the target until it is gone. An
-// ordinary folder and an empty one need a single call.
+// remove takes one mount after the other off the target, and then the target
+// itself.
 func (v *Volume) remove(ctx context.Context, target string, lazy bool) error {
 	how := mount.UnmountOptions{Lazy: lazy}
 	for range maxRounds {
-		if v.cfg.Memory {
-			point, err := v.host.Mounter.Inspect(ctx, target)
-			switch {
-			case err != nil:
-				return err
-			case !point.Exists:
-				return nil
-			case point.Mounted:
-				if err := v.unmount(ctx, target, how); err != nil {
-					return err
-				}
-			}
-			// A mount target goes by rmdir alone, as long as nothing lies
-			// under the mount.
-			err = os.Remove(target)
-			switch {
-			case err == nil || errors.Is(err, fs.ErrNotExist):
-				return nil
-			case errors.Is(err, syscall.EBUSY):
-				continue // another layer
-			}
-		}
-		err := v.host.Mounter.RemoveAll(ctx, target)
-		if !errors.Is(err, mount.ErrCrossesMount) && !errors.Is(err, mount.ErrBusy) {
+		gone, err := v.removeFolder(ctx, target)
+		if gone || err != nil {
 			return err
 		}
 		if err := v.unmount(ctx, target, how); err != nil {
@@ -62,6 +40,27 @@ func (v *Volume) remove(ctx context.Context, target string, lazy bool) error {
 		}
 	}
 	return fmt.Errorf("%s is still a mount point after %d unmounts", target, maxRounds)
+}
+
+// removeFolder removes the target unless mounts are in the way.
+func (v *Volume) removeFolder(ctx context.Context, target string) (gone bool, err error) {
+	if v.cfg.Memory {
+		point, err := v.host.Mounter.Inspect(ctx, target)
+		if err != nil || !point.Exists || point.Mounted {
+			return err == nil && !point.Exists, err
+		}
+		// A mount target goes by rmdir alone, as long as nothing lies under
+		// the mount.
+		err = os.Remove(target)
+		if err == nil || errors.Is(err, fs.ErrNotExist) {
+			return true, nil
+		}
+	}
+	err = v.host.Mounter.RemoveAll(ctx, target)
+	if errors.Is(err, mount.ErrCrossesMount) || errors.Is(err, mount.ErrBusy) {
+		return false, nil
+	}
+	return err == nil, err
 }
 
 // unmount takes the topmost mount off the target. Mounts inside it, which

@@ -85,7 +85,7 @@ func certificates(bundles []*certificatesv1.ClusterTrustBundle) []byte {
 	}
 	slices.SortFunc(found, bytes.Compare)
 	found = slices.CompactFunc(found, bytes.Equal)
-	var text []byte
+	text := make([]byte, 0, len(found)*2048)
 	for _, der := range found {
 		text = append(text, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der})...)
 	}

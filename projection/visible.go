@@ -69,10 +69,10 @@ func (p *place) prefix() string {
 }
 
 // makeVisible creates what is missing at a place and repairs what is wrong.
-func makeVisible(p *place, root *os.Root, have map[string]fs.FileMode) error {
+func makeVisible(p *place, root *os.Root, have names) error {
 	var errs []error
 	for _, name := range p.order {
-		if err := makeName(root, name, p.names[name], have); err != nil {
+		if err := makeName(root, name, p.names[name], have[name]); err != nil {
 			errs = append(errs, fmt.Errorf("make %s: %w", path.Join(p.dir, name), err))
 		}
 	}
@@ -80,69 +80,82 @@ func makeVisible(p *place, root *os.Root, have map[string]fs.FileMode) error {
 }
 
 // makeName brings one name to a link with this text, or to a folder where the
-// text is empty.
-func makeName(root *os.Root, name, text string, have map[string]fs.FileMode) error {
-	kind, there := have[name]
-	switch {
-	case !there:
-	case text == "" && kind.IsDir():
-		return nil
-	case text != "" && kind == fs.ModeSymlink:
-		if now, err := root.Readlink(name); err == nil && now == text {
+// text is empty. there tells whether the name exists.
+func makeName(root *os.Root, name, text string, there bool) error {
+	if there {
+		now, err := root.Readlink(name)
+		switch {
+		case err == nil && text != "" && now == text:
 			return nil
+		case err == nil && text != "":
+			return replaceLink(root, name, text)
+		case err != nil && text == "":
+			if info, err := root.Lstat(name); err == nil && info.IsDir() {
+				return nil
+			}
 		}
-		// Renamed over the wrong one: at no moment is the name missing.
-		if err := removeIfThere(root, tempLink); err != nil {
-			return err
-		}
-		if err := root.Symlink(text, tempLink); err != nil {
-			return err
-		}
-		return root.Rename(tempLink, name)
-	default: // a file, or an empty folder: what is not empty stays and fails
+		// A file, a link where a folder belongs, or an empty folder. A folder
+		// that is not empty stays, and fails.
 		if err := root.Remove(name); err != nil {
 			return err
 		}
 	}
-	if text == "" {
-		return root.Mkdir(name, dirMode)
+	if text != "" {
+		return root.Symlink(text, name)
 	}
-	return root.Symlink(text, name)
+	if err := root.Mkdir(name, dirMode); err != nil {
+		return err
+	}
+	return root.Chmod(name, dirMode) // whatever the umask: pods of any user pass here
+}
+
+// replaceLink renames a new link over the wrong one: at no moment is the name
+// missing.
+func replaceLink(root *os.Root, name, text string) error {
+	if err := removeIfThere(root, tempLink); err != nil {
+		return err
+	}
+	if err := root.Symlink(text, tempLink); err != nil {
+		return err
+	}
+	return root.Rename(tempLink, name)
 }
 
 // hideGone removes the links of files that are no more. What is not a link of
 // ours is left alone.
-func hideGone(p *place, root *os.Root, have map[string]fs.FileMode) error {
+func hideGone(p *place, root *os.Root, have names) error {
 	var errs []error
-	for name, kind := range have {
-		if _, wanted := p.names[name]; wanted || kind != fs.ModeSymlink || name == dataLink {
+	for name := range have {
+		if _, wanted := p.names[name]; wanted || strings.HasPrefix(name, "..") && p.dir == "." {
 			continue
 		}
 		text, err := root.Readlink(name)
-		if err == nil && strings.HasPrefix(text, p.prefix()) {
-			err = root.Remove(name)
+		if err != nil || !strings.HasPrefix(text, p.prefix()) {
+			continue
 		}
-		if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		if err := removeIfThere(root, name); err != nil {
 			errs = append(errs, fmt.Errorf("remove link %s: %w", path.Join(p.dir, name), err))
 		}
 	}
 	return errors.Join(errs...)
 }
 
-// list returns the names in a folder with their types. Names that vanish
-// meanwhile are left out.
-func list(root *os.Root) (map[string]fs.FileMode, error) {
+// names are those in a folder. Their types are not among them: within an
+// [os.Root] each would cost a system call.
+type names map[string]bool
+
+func list(root *os.Root) (names, error) {
 	dir, err := root.OpenFile(".", os.O_RDONLY|openFlags, 0)
 	if err != nil {
 		return nil, err
 	}
-	entries, err := dir.ReadDir(-1)
+	entries, err := dir.Readdirnames(-1)
 	if err = errors.Join(err, dir.Close()); err != nil {
 		return nil, err
 	}
-	have := make(map[string]fs.FileMode, len(entries))
-	for _, e := range entries {
-		have[e.Name()] = e.Type()
+	have := make(names, len(entries))
+	for _, name := range entries {
+		have[name] = true
 	}
 	return have, nil
 }

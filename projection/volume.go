@@ -179,7 +179,7 @@ func (v *Volume) fill(ctx context.Context, target string, tree *Tree) (WriteResu
 	if err != nil {
 		return WriteResult{}, err
 	}
-	defer root.Close() //nolint:errcheck // a folder that was only walked
+	defer root.Close()
 	info, err := root.Stat(".")
 	if err == nil && info.Mode().Perm() != dirMode { // the umask took some
 		err = root.Chmod(".", dirMode|info.Mode()&fs.ModeSetgid)
@@ -196,7 +196,7 @@ func (v *Volume) write(ctx context.Context, target string, tree *Tree) (WriteRes
 	if err != nil {
 		return WriteResult{}, plugins.Transient(err)
 	}
-	defer root.Close() //nolint:errcheck // a folder that was only walked
+	defer root.Close()
 	return v.writer(root, false).Write(ctx, tree)
 }
 

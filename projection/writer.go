@@ -105,7 +105,7 @@ func (w *Writer) Write(ctx context.Context, tree *Tree) (WriteResult, error) {
 
 // found is what was in the folder before this call.
 type found struct {
-	have     map[string]fs.FileMode
+	have     names
 	live     string // the live version, "" if there was none
 	replaced bool   // true once this call has published another
 }
@@ -121,17 +121,16 @@ func (w *Writer) look() (found, error) {
 		return found{}, err
 	}
 	f := found{have: have}
-	switch kind, there := have[dataLink]; {
-	case !there:
-		return f, nil
-	case kind != fs.ModeSymlink:
-		return f, fmt.Errorf("%s is not a link", dataLink)
+	if have[dataLink] {
+		live, err := w.Root.Readlink(dataLink)
+		if err != nil {
+			return f, err
+		}
+		if isVersion(live) && have[live] {
+			f.live = live
+		}
 	}
-	f.live, err = w.Root.Readlink(dataLink)
-	if !isVersion(f.live) || !have[f.live].IsDir() {
-		f.live = ""
-	}
-	return f, err
+	return f, nil
 }
 
 // isVersion recognises the names of version folders, ours and the kubelet's.
@@ -257,7 +256,7 @@ func (w *Writer) finish(ctx context.Context, tree *Tree, f found) error {
 }
 
 // eachPlace runs do for each place. What is at the top is known already.
-func (w *Writer) eachPlace(places []*place, have map[string]fs.FileMode, do func(*place, *os.Root, map[string]fs.FileMode) error) error {
+func (w *Writer) eachPlace(places []*place, have names, do func(*place, *os.Root, names) error) error {
 	errs := []error{do(places[0], w.Root, have)}
 	for _, p := range places[1:] {
 		root, err := w.Root.OpenRoot(p.dir)

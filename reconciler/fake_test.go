@@ -153,6 +153,13 @@ func (e *fakeEngine) tries(kind Kind) []tried {
 	return list
 }
 
+// calls are all calls so far.
+func (e *fakeEngine) calls() []tried {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return slices.Clone(e.log)
+}
+
 // left counts the steps that have not been done.
 func (e *fakeEngine) left() (n int) {
 	e.mu.Lock()
@@ -195,7 +202,7 @@ func atRest(t *testing.T, d *Default, e *fakeEngine) {
 	}
 }
 
-// gate lets steps hang until it is opened.
+// gate lets steps hang until it is closed. It has to be made in the bubble.
 type gate chan struct{}
 
 func (g gate) pass(ctx context.Context) error {
@@ -206,3 +213,6 @@ func (g gate) pass(ctx context.Context) error {
 		return ctx.Err()
 	}
 }
+
+// elapse lets the time of a bubble pass.
+func elapse(d time.Duration) { <-time.After(d) }

@@ -105,15 +105,16 @@ func (s *Sequential) Step(ctx context.Context) (did bool, err error) {
 		}
 	}
 	defer func() { s.turn <- struct{}{} }()
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	if !s.begin(cancel) {
+		return false, ErrStopped
+	}
 	step := s.choose()
 	if step == nil {
 		return false, nil
 	}
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
-	if !s.begin(step, cancel) {
-		return false, ErrStopped
-	}
+	s.aim(step.ID)
 	err = s.engine.Do(ctx, *step)
 	s.end(step, err)
 	return true, err
@@ -158,20 +159,24 @@ func (s *Sequential) prune(id plugins.VolumeID, steps []Step) {
 	}
 }
 
-func (s *Sequential) begin(step *Step, cancel context.CancelFunc) bool {
+func (s *Sequential) begin(cancel context.CancelFunc) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.stopped {
-		return false
-	}
-	s.cancel, s.current, s.again = cancel, step.ID, false
-	return true
+	s.cancel = cancel
+	return !s.stopped
+}
+
+// aim says which volume's wakes a running step must not miss.
+func (s *Sequential) aim(id plugins.VolumeID) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.current, s.again = id, false
 }
 
 func (s *Sequential) end(step *Step, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	defer func() { s.cancel, s.current = nil, "" }()
+	s.current = ""
 	if err == nil {
 		delete(s.records[step.ID], step.Key)
 		return

@@ -118,6 +118,10 @@ func (v *volume) settle(plan *Plan, now time.Time, gap time.Duration) {
 func (v *volume) renew(t *try, now time.Time, gap time.Duration) {
 	t.gone = false
 	switch {
+	case t.ok && v.woken:
+		// It worked, and meanwhile there was a reason to do it anew: a source
+		// that changes often is followed at its own pace.
+		t.record, t.burst = record{}, 0
 	case v.reset:
 		t.record = record{notBefore: t.soon(now, gap)}
 	case t.ok:

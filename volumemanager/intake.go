@@ -79,7 +79,7 @@ func (s *podSink) RemovePod(uid types.UID) {
 
 // gone follows up on a pod that has left.
 func (m *Manager) gone(uid types.UID, change dsw.Change) {
-	m.steps.ForgetEvents(uid)
+	m.steps.Forget(uid)
 	m.unresolved.forget(uid)
 	m.apply(change)
 	m.steps.RemovePodFolder(uid)

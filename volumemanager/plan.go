@@ -77,6 +77,7 @@ func (m *Manager) planVolume(ctx context.Context, pod *v1.Pod, name string) Volu
 		there = append(there, entry.Volume)
 	}
 	wish := m.desired.Wish(r.ID, there)
+	wish.Pods = slices.Clone(wish.Pods) // it may be shared
 	mine := dsw.PodWish{
 		Volume: r.Volume, State: dsw.Wanted, Names: []string{name}, Pod: pod, Spec: r.Spec,
 		Identity: r.Identity, Block: r.Block, Params: r.Params,
@@ -87,6 +88,7 @@ func (m *Manager) planVolume(ctx context.Context, pod *v1.Pod, name string) Volu
 		}
 	} else {
 		wish.Pods = append(wish.Pods, mine)
+		slices.SortFunc(wish.Pods, func(a, b dsw.PodWish) int { return strings.Compare(a.Volume.String(), b.Volume.String()) })
 	}
 	p.Steps, p.Holds = foresee(m.host.Time().Now(), wish, fact, r.Volume)
 	return p
@@ -125,11 +127,8 @@ func after(fact asw.Volume, wish dsw.Wish, step reconciler.Step) asw.Volume {
 		fact.Attachment = asw.Present
 	case reconciler.MountDevice:
 		fact.Device = asw.Present
-		for _, p := range wish.Pods {
-			if p.State == dsw.Wanted {
-				fact.DeviceParams = p.Params
-				break
-			}
+		if lead, ok := reconciler.Lead(wish, fact); ok {
+			fact.DeviceParams, fact.Spec = lead.Params, lead.Spec
 		}
 	case reconciler.SetUp, reconciler.Expand, reconciler.Refresh:
 		entry := asw.PodVolume{Volume: step.Volume, ID: fact.ID, State: asw.Present}

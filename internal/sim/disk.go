@@ -2,7 +2,9 @@ package sim
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 
@@ -71,18 +73,11 @@ func (d *Disk) bind(ctx context.Context, source, target string, readOnly bool) e
 }
 
 func (d *Disk) release(ctx context.Context, target string, lazy bool) error {
-	for {
-		point, err := d.Host.Mounter.Inspect(ctx, target)
-		switch {
-		case err != nil:
-			return err
-		case !point.Exists:
-			return nil
-		case !point.Mounted:
-			return os.Remove(target)
-		}
-		if err := d.Host.Mounter.Unmount(ctx, target, mount.UnmountOptions{Lazy: lazy}); err != nil {
-			return err
-		}
+	if err := mount.UnmountAll(ctx, d.Host.Mounter, target, mount.UnmountOptions{Lazy: lazy}); err != nil {
+		return err
 	}
+	if err := os.Remove(target); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	return nil
 }

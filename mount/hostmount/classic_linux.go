@@ -36,17 +36,17 @@ func (m *Mounter) classicFS(r request) error {
 		return retry(func() error { return unix.Mount(r.Source, descriptorPath(target), r.FSType, r.flags, data) })
 	}
 	err = call(list)
-	if err == unix.EINVAL && len(withoutWishes) < len(list) { //nolint:errorlint // the bare errno of a system call
+	if errors.Is(err, unix.EINVAL) && len(withoutWishes) < len(list) {
 		if err = call(withoutWishes); err == nil {
 			m.host.noSwapRefused.Store(true)
 		}
 	}
-	switch err { //nolint:errorlint // the bare errno of a system call
-	case nil:
+	switch {
+	case err == nil:
 		return nil
-	case unix.ENODEV:
+	case errors.Is(err, unix.ENODEV):
 		return fmt.Errorf("%w: unknown file system: %w", mount.ErrUnsupported, err)
-	case unix.EINVAL:
+	case errors.Is(err, unix.EINVAL):
 		return fmt.Errorf("%w: %w", mount.ErrBadOption, err)
 	}
 	return step("mount", err)

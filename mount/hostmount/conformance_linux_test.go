@@ -52,8 +52,8 @@ func pair(t *testing.T, private bool) (host, memory mounttest.Subject) {
 // real.
 func TestMemoryIsLikeTheKernel(t *testing.T) {
 	nstest.Require(t)
-	const steps = 250
-	for seed := range int64(6) {
+	const steps = 150
+	for seed := range int64(4) {
 		for _, private := range []bool{false, true} {
 			t.Run(fmt.Sprintf("seed %d private %t", seed, private), func(t *testing.T) {
 				host, memory := pair(t, private)

@@ -60,9 +60,10 @@ func look(path string) (unix.Statx_t, error) {
 }
 
 // statx looks at a path and follows neither a symbolic link at its end nor an
-// automount.
+// automount. It takes what the kernel knows, without asking a server that may
+// be dead: of the mount and the kind of a file the kernel knows enough.
 func statx(dir int, path string, mask int) (st unix.Statx_t, err error) {
-	flags := unix.AT_SYMLINK_NOFOLLOW | unix.AT_NO_AUTOMOUNT
+	flags := unix.AT_SYMLINK_NOFOLLOW | unix.AT_NO_AUTOMOUNT | unix.AT_STATX_DONT_SYNC
 	if path == "" {
 		flags |= unix.AT_EMPTY_PATH
 	}
@@ -134,7 +135,7 @@ func statfsInto(p mount.Point, path string) mount.Point {
 	err := retry(func() error { return unix.Statfs(path, &st) })
 	switch {
 	case err == nil:
-		p.FSType = fsNames(int64(st.Type))               //nolint:unconvert // its width depends on the architecture
+		p.FSType = fsName(int64(st.Type))                //nolint:unconvert // its width depends on the architecture
 		p.ReadOnly = int64(st.Flags)&unix.ST_RDONLY != 0 //nolint:unconvert // likewise
 	case p.Mounted && dead(err):
 		p.Corrupt = err
@@ -142,47 +143,35 @@ func statfsInto(p mount.Point, path string) mount.Point {
 	return p
 }
 
-// fsNames names the file systems that statfs(2) identifies beyond doubt.
-func fsNames(magic int64) string {
-	switch uint32(magic) { //nolint:gosec // magic numbers have 32 bits
-	case unix.TMPFS_MAGIC:
-		return "tmpfs"
-	case unix.HUGETLBFS_MAGIC:
-		return "hugetlbfs"
-	case unix.EXT4_SUPER_MAGIC: // ext2 and ext3 are mounted by the same driver
-		return "ext4"
-	case unix.XFS_SUPER_MAGIC:
-		return "xfs"
-	case unix.BTRFS_SUPER_MAGIC:
-		return "btrfs"
-	case unix.OVERLAYFS_SUPER_MAGIC:
-		return "overlay"
-	case unix.NFS_SUPER_MAGIC:
-		return "nfs"
-	case unix.FUSE_SUPER_MAGIC:
-		return "fuse"
-	case unix.PROC_SUPER_MAGIC:
-		return "proc"
-	case unix.SYSFS_MAGIC:
-		return "sysfs"
-	case unix.RAMFS_MAGIC:
-		return "ramfs"
-	case unix.SQUASHFS_MAGIC:
-		return "squashfs"
-	case unix.EROFS_SUPER_MAGIC_V1:
-		return "erofs"
-	case unix.CIFS_SUPER_MAGIC:
-		return "cifs"
-	case unix.SMB2_SUPER_MAGIC:
-		return "smb3"
-	case unix.CEPH_SUPER_MAGIC:
-		return "ceph"
-	case unix.MSDOS_SUPER_MAGIC:
-		return "vfat"
-	case unix.ISOFS_SUPER_MAGIC:
-		return "iso9660"
-	case unix.CGROUP2_SUPER_MAGIC:
-		return "cgroup2"
+// fsName names the file systems that statfs(2) identifies beyond doubt.
+func fsName(magic int64) string {
+	for _, f := range [...]struct {
+		magic uint32
+		name  string
+	}{
+		{unix.TMPFS_MAGIC, "tmpfs"},
+		{unix.HUGETLBFS_MAGIC, "hugetlbfs"},
+		{unix.EXT4_SUPER_MAGIC, "ext4"}, // ext2 and ext3 are mounted by the same driver
+		{unix.XFS_SUPER_MAGIC, "xfs"},
+		{unix.BTRFS_SUPER_MAGIC, "btrfs"},
+		{unix.OVERLAYFS_SUPER_MAGIC, "overlay"},
+		{unix.NFS_SUPER_MAGIC, "nfs"},
+		{unix.FUSE_SUPER_MAGIC, "fuse"},
+		{unix.PROC_SUPER_MAGIC, "proc"},
+		{unix.SYSFS_MAGIC, "sysfs"},
+		{unix.RAMFS_MAGIC, "ramfs"},
+		{unix.SQUASHFS_MAGIC, "squashfs"},
+		{unix.EROFS_SUPER_MAGIC_V1, "erofs"},
+		{unix.CIFS_SUPER_MAGIC, "cifs"},
+		{unix.SMB2_SUPER_MAGIC, "smb3"},
+		{unix.CEPH_SUPER_MAGIC, "ceph"},
+		{unix.MSDOS_SUPER_MAGIC, "vfat"},
+		{unix.ISOFS_SUPER_MAGIC, "iso9660"},
+		{unix.CGROUP2_SUPER_MAGIC, "cgroup2"},
+	} {
+		if f.magic == uint32(magic) { //nolint:gosec // magic numbers have 32 bits
+			return f.name
+		}
 	}
 	return ""
 }

@@ -133,7 +133,7 @@ func (m *Mounter) unmount(ctx context.Context, target string, how mount.UnmountO
 // retry repeats a call that a signal interrupted.
 func retry(call func() error) error {
 	for {
-		if err := call(); err != unix.EINTR { //nolint:errorlint // the bare errno of a system call
+		if err := call(); !errors.Is(err, unix.EINTR) {
 			return err
 		}
 	}
@@ -141,10 +141,10 @@ func retry(call func() error) error {
 
 // step names the system call that failed and gives the error its class.
 func step(call string, err error) error {
-	switch err { //nolint:errorlint // the bare errno of a system call
-	case unix.EPERM, unix.ENOSYS, unix.EACCES:
+	switch {
+	case errors.Is(err, unix.EPERM), errors.Is(err, unix.ENOSYS):
 		return fmt.Errorf("%w: %s: %w", mount.ErrUnsupported, call, err)
-	case unix.EBUSY:
+	case errors.Is(err, unix.EBUSY):
 		return fmt.Errorf("%w: %s: %w", mount.ErrBusy, call, err)
 	}
 	return fmt.Errorf("%s: %w", call, err)

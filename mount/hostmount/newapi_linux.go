@@ -46,14 +46,14 @@ func (r *request) fits() bool {
 // fsmount makes a mount that is attached nowhere.
 func (m *Mounter) fsmount(r request) (fd int, err error) {
 	fs, err := unix.Fsopen(r.FSType, unix.FSOPEN_CLOEXEC)
-	switch err { //nolint:errorlint // the bare errno of a system call
-	case nil:
-	case unix.ENOSYS:
+	switch {
+	case err == nil:
+	case errors.Is(err, unix.ENOSYS):
 		m.host.noFsopen.Store(true)
 		return -1, errNoNewAPI
-	case unix.EPERM: // a filter may say so too, and mount(2) will tell
+	case errors.Is(err, unix.EPERM): // a filter may say so too, and mount(2) will tell
 		return -1, errNoNewAPI
-	case unix.ENODEV:
+	case errors.Is(err, unix.ENODEV):
 		return -1, fmt.Errorf("%w: fsopen: unknown file system: %w", mount.ErrUnsupported, err)
 	default:
 		return -1, step("fsopen", err)
@@ -84,7 +84,7 @@ func (m *Mounter) configure(fs int, r request) error {
 			continue
 		}
 		err := p.apply(fs)
-		if p.wished && err == unix.EINVAL { //nolint:errorlint // the bare errno of a system call
+		if p.wished && errors.Is(err, unix.EINVAL) {
 			m.host.noSwapRefused.Store(true)
 			continue
 		}
@@ -113,7 +113,7 @@ func (p param) apply(fs int) error {
 }
 
 func badOption(key string, err error) error {
-	if err == unix.EPERM { //nolint:errorlint // the bare errno of a system call
+	if errors.Is(err, unix.EPERM) {
 		return step("option "+key, err)
 	}
 	return fmt.Errorf("%w: %s: %w", mount.ErrBadOption, key, err)
@@ -140,9 +140,10 @@ func withMessage(fs int, err error, o mount.Options) error {
 	return fmt.Errorf("%w (%s)", err, strings.Join(said, "; "))
 }
 
-// bind makes a tree visible a second time.
+// bind makes a tree visible a second time. Without flags mount(2) does it in
+// one step, and in half the time.
 func (m *Mounter) bind(r request) error {
-	if m.options.Classic || m.host.noFsopen.Load() {
+	if m.options.Classic || m.host.noFsopen.Load() || r.attrs|r.clear == 0 {
 		return m.classicBind(r)
 	}
 	err := m.cloneTree(r)
@@ -153,7 +154,7 @@ func (m *Mounter) bind(r request) error {
 }
 
 func (m *Mounter) cloneTree(r request) error {
-	if r.attrs|r.clear != 0 && m.host.noSetattr.Load() {
+	if m.host.noSetattr.Load() {
 		return errNoNewAPI
 	}
 	var deep uint
@@ -161,32 +162,29 @@ func (m *Mounter) cloneTree(r request) error {
 		deep = unix.AT_RECURSIVE
 	}
 	fd, err := unix.OpenTree(unix.AT_FDCWD, r.Source, unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC|deep)
-	switch err { //nolint:errorlint // the bare errno of a system call
-	case nil:
-	case unix.ENOSYS:
+	switch {
+	case err == nil:
+	case errors.Is(err, unix.ENOSYS):
 		m.host.noFsopen.Store(true)
 		return errNoNewAPI
-	case unix.EPERM:
+	case errors.Is(err, unix.EPERM):
 		return errNoNewAPI
 	default:
 		return fmt.Errorf("source: %w", step("open_tree", err))
 	}
 	defer func() { _ = unix.Close(fd) }()
-	if r.attrs|r.clear != 0 {
-		attr := unix.MountAttr{Attr_set: r.attrs, Attr_clr: r.clear}
-		err := unix.MountSetattr(fd, "", unix.AT_EMPTY_PATH|deep, &attr)
-		switch err { //nolint:errorlint // the bare errno of a system call
-		case nil:
-		case unix.ENOSYS:
-			m.host.noSetattr.Store(true)
-			return errNoNewAPI
-		case unix.EINVAL: // a flag that this kernel knows in mount(2) alone
-			return errNoNewAPI
-		default:
-			return step("mount_setattr", err)
-		}
+	attr := unix.MountAttr{Attr_set: r.attrs, Attr_clr: r.clear}
+	err = unix.MountSetattr(fd, "", unix.AT_EMPTY_PATH|deep, &attr)
+	switch {
+	case err == nil:
+		return moveMount(fd, r.Target)
+	case errors.Is(err, unix.ENOSYS):
+		m.host.noSetattr.Store(true)
+		return errNoNewAPI
+	case errors.Is(err, unix.EINVAL): // a flag that this kernel knows in mount(2) alone
+		return errNoNewAPI
 	}
-	return moveMount(fd, r.Target)
+	return step("mount_setattr", err)
 }
 
 // moveMount attaches a detached mount. The target is not followed if it is a

@@ -2,7 +2,11 @@ package hostmount
 
 import (
 	"encoding/binary"
+	"errors"
+	"fmt"
+	"os"
 	"strconv"
+	"strings"
 
 	"golang.org/x/sys/unix"
 )
@@ -11,12 +15,12 @@ import (
 // link, and gives EXDEV if the folder is a mount, ENOTDIR if it is no folder.
 func (m *Mounter) openBelow(dir int, name string) (int, error) {
 	fd, err := m.openat(dir, name, unix.O_RDONLY)
-	if err == unix.EACCES { //nolint:errorlint // the bare errno of a system call
+	if errors.Is(err, unix.EACCES) {
 		if m.openUp(dir, name) {
 			fd, err = m.openat(dir, name, unix.O_RDONLY)
 		}
 	}
-	if err == unix.ELOOP { //nolint:errorlint // the bare errno of a system call
+	if errors.Is(err, unix.ELOOP) {
 		err = unix.ENOTDIR
 	}
 	return fd, err
@@ -44,12 +48,12 @@ func (m *Mounter) openat(dir int, name string, flags int) (fd int, err error) {
 			Resolve: unix.RESOLVE_BENEATH | unix.RESOLVE_NO_XDEV | unix.RESOLVE_NO_SYMLINKS,
 		}
 		err = retry(func() (err error) { fd, err = unix.Openat2(dir, name, &how); return err })
-		switch err { //nolint:errorlint // the bare errno of a system call
+		switch {
 		default:
 			return fd, err
-		case unix.ENOSYS:
+		case errors.Is(err, unix.ENOSYS):
 			m.host.noOpenat2.Store(true)
-		case unix.EPERM: // a system call filter may say so too
+		case errors.Is(err, unix.EPERM): // a system call filter may say so too
 		}
 	}
 	return openatClassic(dir, name, flags)
@@ -73,6 +77,39 @@ func openatClassic(dir int, name string, flags int) (fd int, err error) {
 		return -1, err
 	}
 	return -1, unix.EXDEV
+}
+
+// identity tells folders apart, also those of one file system seen through two
+// mounts.
+type identity struct {
+	major, minor uint32
+	inode, mount uint64
+}
+
+func identify(fd int) (identity, error) {
+	st, err := statx(fd, "", unix.STATX_INO|unix.STATX_MNT_ID_UNIQUE)
+	if err != nil {
+		return identity{}, err
+	}
+	id := identity{st.Dev_major, st.Dev_minor, st.Ino, st.Mnt_id}
+	if st.Mask&(unix.STATX_MNT_ID|unix.STATX_MNT_ID_UNIQUE) == 0 {
+		id.mount, err = mountIDOf(fd)
+	}
+	return id, err
+}
+
+// mountIDOf reads the mount's id where statx(2) does not tell it (before 5.8).
+func mountIDOf(fd int) (id uint64, err error) {
+	text, err := os.ReadFile(fmt.Sprintf("/proc/self/fdinfo/%d", fd))
+	if err != nil {
+		return 0, err
+	}
+	for line := range strings.Lines(string(text)) {
+		if _, err := fmt.Sscanf(line, "mnt_id: %d", &id); err == nil {
+			return id, nil
+		}
+	}
+	return 0, errors.New("the kernel does not tell the mount of a descriptor")
 }
 
 // dirent is one entry of a folder; kind is DT_*.

@@ -3,6 +3,7 @@ package hostmount
 import (
 	"fmt"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"golang.org/x/sys/unix"
@@ -110,12 +111,18 @@ func check(m mount.Mount) error {
 	case strings.ContainsRune(m.Source+m.FSType, 0) || strings.ContainsAny(m.FSType, "/,\n"):
 		return fmt.Errorf("%w: source or type cannot be used", mount.ErrBadOption)
 	}
-	for _, word := range m.Options.Data {
-		if word == "remount" || word == "move" || word == "bind" || word == "rbind" || strings.ContainsRune(word, 0) {
+	return checkWords(m.Options)
+}
+
+// checkWords refuses options that would change another mount, or that cannot be
+// said.
+func checkWords(o mount.Options) error {
+	for _, word := range o.Data {
+		if slices.Contains([]string{"remount", "move", "bind", "rbind"}, word) || strings.ContainsRune(word, 0) {
 			return fmt.Errorf("%w: %q", mount.ErrBadOption, word)
 		}
 	}
-	for _, word := range m.Options.Sensitive {
+	for _, word := range o.Sensitive {
 		if word == "" || strings.ContainsRune(word, 0) {
 			return fmt.Errorf("%w: a hidden one", mount.ErrBadOption)
 		}

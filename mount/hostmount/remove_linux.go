@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
 	"path/filepath"
 	"strings"
 
@@ -50,16 +49,16 @@ func (m *Mounter) removeAll(ctx context.Context, path string) error {
 		return err
 	}
 	err := retry(func() error { return unix.Rmdir(path) })
-	if err == unix.ENOTDIR { //nolint:errorlint // the bare errno of a system call
+	if errors.Is(err, unix.ENOTDIR) {
 		err = retry(func() error { return unix.Unlink(path) })
 	}
-	switch err { //nolint:errorlint // the bare errno of a system call
-	case nil, unix.ENOENT, unix.ENOTDIR:
+	switch {
+	case err == nil, errors.Is(err, unix.ENOENT), errors.Is(err, unix.ENOTDIR):
 		return nil
-	case unix.ENOTEMPTY, unix.EEXIST, unix.EISDIR:
+	case errors.Is(err, unix.ENOTEMPTY), errors.Is(err, unix.EEXIST), errors.Is(err, unix.EISDIR):
 		r := &remover{m: m, ctx: ctx, dir: filepath.Dir(path)}
 		return r.run(filepath.Base(path))
-	case unix.EBUSY:
+	case errors.Is(err, unix.EBUSY):
 		return busy(unix.AT_FDCWD, path, path)
 	}
 	return err
@@ -154,11 +153,12 @@ func (r *remover) close(fd int) {
 // them, or leave it.
 func (r *remover) next() error {
 	f := &r.frames[len(r.frames)-1]
-	if len(f.entries) == 0 && !f.end && !(f.short && len(f.left) == 0) { //nolint:staticcheck // reads as it is meant
-		return r.read(f)
-	}
 	if len(f.entries) == 0 {
-		return r.leave()
+		// A short reading was the last one in all likelihood: rmdir will tell.
+		if f.end || (f.short && len(f.left) == 0) {
+			return r.leave()
+		}
+		return r.read(f)
 	}
 	e := f.entries[0]
 	f.entries = f.entries[1:]
@@ -169,7 +169,7 @@ func (r *remover) next() error {
 		return err
 	}
 	err := r.entry(f, e)
-	if err == unix.EACCES && r.open(f) { //nolint:errorlint // the bare errno of a system call
+	if errors.Is(err, unix.EACCES) && r.open(f) {
 		err = r.entry(f, e)
 	}
 	return r.note(e.name, err)
@@ -185,11 +185,7 @@ func (r *remover) note(name string, err error) error {
 	case errors.As(err, &end):
 		return end.error
 	}
-	f := &r.frames[len(r.frames)-1]
-	if f.left == nil {
-		f.left = map[string]struct{}{}
-	}
-	f.left[name] = struct{}{}
+	r.frames[len(r.frames)-1].leaveOut(name)
 	if r.failed++; r.failed <= maxErrors {
 		r.errs = append(r.errs, fmt.Errorf("%s: %w", r.path(name), err))
 	}
@@ -231,20 +227,20 @@ func (r *remover) entry(f *frame, e dirent) error {
 			flags = unix.AT_REMOVEDIR
 		}
 		err := retry(func() error { return unix.Unlinkat(f.fd, e.name, flags) })
-		switch err { //nolint:errorlint // the bare errno of a system call
-		case nil, unix.ENOENT:
+		switch {
+		case err == nil, errors.Is(err, unix.ENOENT):
 			f.removed = true
 			return nil
-		case unix.EISDIR:
+		case errors.Is(err, unix.EISDIR):
 			dir = true
-		case unix.ENOTDIR:
+		case errors.Is(err, unix.ENOTDIR):
 			dir = false
-		case unix.ENOTEMPTY, unix.EEXIST:
-			if err := r.folder(f.fd, e.name); err != unix.ENOTDIR { //nolint:errorlint // the bare errno of a system call
+		case errors.Is(err, unix.ENOTEMPTY), errors.Is(err, unix.EEXIST):
+			if err := r.folder(f.fd, e.name); !errors.Is(err, unix.ENOTDIR) {
 				return err
 			}
 			dir = false
-		case unix.EBUSY:
+		case errors.Is(err, unix.EBUSY):
 			return r.busy(f.fd, e.name)
 		default:
 			return err
@@ -265,7 +261,7 @@ func (r *remover) busy(dir int, name string) error {
 // folder goes down into a folder.
 func (r *remover) folder(dir int, name string) error {
 	fd, err := r.m.openBelow(dir, name)
-	if err == unix.EXDEV { //nolint:errorlint // the bare errno of a system call
+	if errors.Is(err, unix.EXDEV) {
 		return fatal{crosses(r.path(name))}
 	}
 	if err != nil {
@@ -309,41 +305,50 @@ func (r *remover) leave() error {
 	var err error
 	if len(f.left) == 0 {
 		err = retry(func() error { return unix.Unlinkat(above, f.name, unix.AT_REMOVEDIR) })
-		if err == unix.ENOTEMPTY || err == unix.EEXIST { //nolint:errorlint // the bare errno of a system call
+		if errors.Is(err, unix.ENOTEMPTY) || errors.Is(err, unix.EEXIST) {
 			if again, err := f.again(); again || err != nil {
 				return err
 			}
 		}
 	}
-	name, left := f.name, len(f.left) > 0
 	r.close(f.fd)
+	name, told := f.name, len(f.left) > 0
 	r.frames = r.frames[:n-1]
-	switch {
-	case err == unix.ENOENT: //nolint:errorlint // the bare errno of a system call
-		err = nil
-	case err == unix.EBUSY: //nolint:errorlint // the bare errno of a system call
+	if errors.Is(err, unix.EBUSY) {
 		err = r.busy(above, name)
 	}
-	if n == 1 {
-		var end fatal
-		if errors.As(err, &end) {
-			return end.error
-		}
-		return err
-	}
-	up := &r.frames[n-2]
-	if left { // told already
-		if up.left == nil {
-			up.left = map[string]struct{}{}
-		}
-		up.left[name] = struct{}{}
+	switch {
+	case told && n > 1:
+		r.frames[n-2].leaveOut(name)
 		return nil
+	case told || errors.Is(err, unix.ENOENT):
+		return nil
+	case n > 1:
+		return r.left(name, err)
 	}
-	if err == unix.EACCES && r.open(up) { //nolint:errorlint // the bare errno of a system call
-		err = retry(func() error { return unix.Unlinkat(up.fd, name, unix.AT_REMOVEDIR) })
+	var end fatal
+	if errors.As(err, &end) {
+		return end.error
 	}
-	up.removed = up.removed || err == nil
+	return err
+}
+
+// left is called after a folder was removed, or not, in the now deepest one.
+func (r *remover) left(name string, err error) error {
+	f := &r.frames[len(r.frames)-1]
+	if errors.Is(err, unix.EACCES) && r.open(f) {
+		err = retry(func() error { return unix.Unlinkat(f.fd, name, unix.AT_REMOVEDIR) })
+	}
+	f.removed = f.removed || err == nil
 	return r.note(name, err)
+}
+
+// leaveOut remembers that an entry cannot be removed.
+func (f *frame) leaveOut(name string) {
+	if f.left == nil {
+		f.left = map[string]struct{}{}
+	}
+	f.left[name] = struct{}{}
 }
 
 // again reports whether it is worth to read on: there was more than the first
@@ -391,37 +396,4 @@ func (r *remover) open(f *frame) bool {
 		return false
 	}
 	return unix.Fchmod(f.fd, st.Mode&0o7777|0o700) == nil
-}
-
-// identity tells folders apart, also those of one file system seen through two
-// mounts.
-type identity struct {
-	major, minor uint32
-	inode, mount uint64
-}
-
-func identify(fd int) (identity, error) {
-	st, err := statx(fd, "", unix.STATX_INO|unix.STATX_MNT_ID_UNIQUE)
-	if err != nil {
-		return identity{}, err
-	}
-	id := identity{st.Dev_major, st.Dev_minor, st.Ino, st.Mnt_id}
-	if st.Mask&(unix.STATX_MNT_ID|unix.STATX_MNT_ID_UNIQUE) == 0 {
-		id.mount, err = mountIDOf(fd)
-	}
-	return id, err
-}
-
-// mountIDOf reads the mount's id where statx(2) does not tell it (before 5.8).
-func mountIDOf(fd int) (id uint64, err error) {
-	text, err := os.ReadFile(fmt.Sprintf("/proc/self/fdinfo/%d", fd))
-	if err != nil {
-		return 0, err
-	}
-	for line := range strings.Lines(string(text)) {
-		if _, err := fmt.Sscanf(line, "mnt_id: %d", &id); err == nil {
-			return id, nil
-		}
-	}
-	return 0, errors.New("the kernel does not tell the mount of a descriptor")
 }

@@ -217,9 +217,21 @@ func (r *reader) step(base *snapshot) (*snapshot, error) {
 		base = &snapshot{}
 		r.all, r.inPlace = true, false
 	}
+	rows, err := base.follow(ids)
+	if err != nil {
+		return nil, err
+	}
+	s := newSnapshot(rows)
+	s.ids = ids
+	return s, nil
+}
+
+// follow returns the mounts with the given ids, of which it reads those that s
+// lacks.
+func (s *snapshot) follow(ids []uint64) ([]mount.Entry, error) {
 	var stat statMounter
 	rows := make([]mount.Entry, 0, len(ids))
-	old := base.rows
+	old := s.rows
 	for _, id := range ids {
 		for len(old) > 0 && old[0].ID < id {
 			old = old[1:]
@@ -239,9 +251,7 @@ func (r *reader) step(base *snapshot) (*snapshot, error) {
 			rows = append(rows, e)
 		}
 	}
-	s := newSnapshot(rows)
-	s.ids = ids
-	return s, nil
+	return rows, nil
 }
 
 func newSnapshot(table mount.Table) *snapshot {

@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"reflect"
+	"runtime"
 	"strings"
 	"sync"
 	"testing"
@@ -215,79 +216,71 @@ func TestTableUnderLoad(t *testing.T) {
 	})
 }
 
-// watched runs Watch and returns a channel of its notices, and its end.
-func watched(t *testing.T, m *Mounter, clock *clocktesting.FakeClock) (notices chan struct{}, stop func()) {
-	t.Helper()
-	ctx, cancel := context.WithCancel(t.Context())
-	notices = make(chan struct{}, 1000)
-	end := make(chan error, 1)
-	go func() { end <- m.Watch(ctx, func() { notices <- struct{}{} }) }()
-	for { // until it has its first table
-		m.host.own.mu.Lock()
-		n := len(m.host.own.logs)
-		m.host.own.mu.Unlock()
-		m.host.tables.mu.Lock()
-		ready := n > 0 && m.host.tables.current != nil
-		m.host.tables.mu.Unlock()
-		if ready {
-			break
-		}
-	}
-	ended := make(chan struct{})
-	stepper := make(chan struct{})
-	go func() { // time goes on while it pauses
-		defer close(ended)
-		for {
-			select {
-			case <-stepper:
-				return
-			default:
-				if clock.HasWaiters() {
-					clock.Step(time.Second)
-				}
-			}
-		}
-	}()
-	return notices, func() {
-		cancel()
-		if err := <-end; !errors.Is(err, context.Canceled) {
-			t.Errorf("Watch returned %v", err)
-		}
-		close(stepper)
-		<-ended
-	}
-}
-
-func TestWatchTellsOfOthers(t *testing.T) {
+func TestWatch(t *testing.T) {
 	each(t, func(t *testing.T, m *Mounter, clock *clocktesting.FakeClock, dir string) {
 		target := folder(t, dir, "a")
-		notices, stop := watched(t, m, clock)
-		defer stop()
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		notices, end := make(chan struct{}, 1000), make(chan error, 1)
+		go func() { end <- m.Watch(ctx, func() { notices <- struct{}{} }) }()
+		var mounts int
 		timeout := time.After(20 * time.Second)
-		for { // the kernel may lose a notice
+		for noticed := false; !noticed; mounts++ { // the kernel may lose a notice
 			try(t, unix.Mount("x", target, "tmpfs", 0, ""))
 			tick := time.NewTimer(100 * time.Millisecond)
 			select {
 			case <-notices:
-				tick.Stop()
-				return
+				noticed = true
 			case <-tick.C:
 			case <-timeout:
 				t.Fatal("no notice")
 			}
+			tick.Stop()
+		}
+		for range mounts {
+			try(t, unix.Unmount(target, 0))
+		}
+		if n := len(notices); n > 0 {
+			t.Errorf("%d notices more before the interval was over", n)
+		}
+		for !clock.HasWaiters() { // it pauses
+			runtime.Gosched()
+		}
+		cancel()
+		if err := <-end; !errors.Is(err, context.Canceled) {
+			t.Errorf("Watch returned %v", err)
+		}
+		if n := len(m.host.own.logs); n != 0 {
+			t.Errorf("%d watchers are left", n)
 		}
 	})
 }
 
-func TestWatchIsQuietAboutUs(t *testing.T) {
-	each(t, func(t *testing.T, m *Mounter, clock *clocktesting.FakeClock, dir string) {
-		notices, stop := watched(t, m, clock)
-		drain(notices)
+func TestWatchEndsWhileItWaits(t *testing.T) {
+	each(t, func(t *testing.T, m *Mounter, _ *clocktesting.FakeClock, _ string) {
+		ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
+		defer cancel()
+		if err := m.Watch(ctx, func() {}); !errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("Watch returned %v", err)
+		}
+	})
+}
+
+func TestWatchKnowsOursFromOthers(t *testing.T) {
+	each(t, func(t *testing.T, m *Mounter, _ *clocktesting.FakeClock, dir string) {
+		w, err := m.newWatch(t.Context())
+		try(t, err)
+		defer w.close()
+		foreign := func() bool {
+			found, err := w.compare(t.Context(), true)
+			try(t, err)
+			return found
+		}
 		var users sync.WaitGroup
 		for i := range 4 {
 			target, tree := folder(t, dir, fmt.Sprint(i)), folder(t, dir, fmt.Sprint("tree", i))
 			users.Go(func() {
-				for range 30 {
+				for range 20 {
 					err := errors.Join(
 						m.Mount(t.Context(), small(target)),
 						m.Mount(t.Context(), small(target)),
@@ -303,23 +296,43 @@ func TestWatchIsQuietAboutUs(t *testing.T) {
 				}
 			})
 		}
-		users.Wait()
-		stop()
-		if n := drain(notices); n > 0 {
-			t.Errorf("%d notices of what this mounter did itself", n)
+		done := make(chan struct{})
+		go func() { users.Wait(); close(done) }()
+		for busy := true; busy; {
+			select {
+			case <-done:
+				busy = false
+			default:
+			}
+			if w.mustWait() && foreign() {
+				t.Error("our own mounts were taken for others'")
+			}
+		}
+		if w.mustWait() && foreign() || len(w.pending) > 0 {
+			t.Errorf("at the end: %v", w.pending)
+		}
+		target := folder(t, dir, "theirs")
+		try(t, unix.Mount("x", target, "tmpfs", 0, ""))
+		w.m.host.tables.mu.Lock()
+		w.m.host.tables.checked = time.Time{} // the notice may be lost
+		w.m.host.tables.mu.Unlock()
+		if !foreign() {
+			t.Error("a mount of others was not seen")
+		}
+		try(t, m.Mount(t.Context(), small(folder(t, dir, "ours"))))
+		if foreign() {
+			t.Error("our own mount was taken for others'")
 		}
 	})
 }
 
-func drain(c chan struct{}) (n int) {
-	for {
-		select {
-		case <-c:
-			n++
-		default:
-			return n
-		}
+// mustWait waits for a notice as Watch does; it is false if none came.
+func (w *watch) mustWait() bool {
+	if len(w.pending) > 0 {
+		return true
 	}
+	noticed, err := w.stop.wait(w.file, 0)
+	return noticed && err == nil
 }
 
 func TestActivity(t *testing.T) {

@@ -20,18 +20,11 @@ func (m *Mounter) Watch(ctx context.Context, changed func()) error {
 	if err := ctx.Err(); err != nil {
 		return err
 	}
-	file, err := os.Open(mountinfoPath)
+	w, err := m.newWatch(ctx)
 	if err != nil {
-		return fmt.Errorf("watch mounts: %w", err)
+		return watchError(ctx, err)
 	}
-	defer func() { _ = file.Close() }()
-	stop, err := newStopper(ctx)
-	if err != nil {
-		return fmt.Errorf("watch mounts: %w", err)
-	}
-	defer stop.close()
-	w := watch{m: m, file: file, stop: stop, log: m.host.own.subscribe(), pending: map[string]int{}}
-	defer m.host.own.unsubscribe(w.log)
+	defer w.close()
 	for {
 		if err := w.round(ctx, changed); err != nil {
 			return err
@@ -49,20 +42,39 @@ type watch struct {
 	seen *snapshot
 	// pending are changes that could not be judged yet.
 	pending map[string]int
+	// own is true if this mounter did something before the last comparison.
+	own bool
 }
 
-func (w *watch) round(ctx context.Context, changed func()) error {
-	if w.seen == nil {
-		// What this mounter did before the first table is in it already.
-		w.m.host.own.mark(w.log)
-		seen, err := w.m.snapshot(ctx, false)
-		if err != nil {
-			return watchError(ctx, err)
-		}
-		w.seen = seen
-		w.m.host.own.reset(w.log)
-		return nil
+// newWatch reads the first table.
+func (m *Mounter) newWatch(ctx context.Context) (w *watch, err error) {
+	file, err := os.Open(mountinfoPath)
+	if err != nil {
+		return nil, err
 	}
+	w = &watch{m: m, file: file, log: m.host.own.subscribe(), pending: map[string]int{}}
+	if w.stop, err = newStopper(ctx); err == nil {
+		w.seen, err = m.snapshot(ctx, false)
+	}
+	if err != nil {
+		w.close()
+		return nil, err
+	}
+	// What this mounter did before is in the table already.
+	m.host.own.reset(w.log)
+	return w, nil
+}
+
+func (w *watch) close() {
+	w.m.host.own.unsubscribe(w.log)
+	if w.stop != nil {
+		w.stop.close()
+	}
+	_ = w.file.Close()
+}
+
+// round waits for a change, reports it if it is not ours, and pauses.
+func (w *watch) round(ctx context.Context, changed func()) error {
 	noticed := false
 	if len(w.pending) == 0 {
 		var err error
@@ -105,8 +117,11 @@ func (w *watch) compare(ctx context.Context, noticed bool) (bool, error) {
 	w.seen = now
 	foreign, own := w.m.host.own.settle(w.log, w.pending)
 	// A notice with nothing to show for it: somebody changed a mount in place,
-	// or made one and took it away again.
-	return foreign || (inPlace && !own), nil
+	// or made one and took it away again; unless it came between the last
+	// notice and the last reading, for something that we did.
+	inPlace = inPlace && !own && !w.own
+	w.own = own
+	return foreign || inPlace, nil
 }
 
 // pause waits until the table may be read again.

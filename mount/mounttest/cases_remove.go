@@ -222,7 +222,7 @@ func removeInside(s *site) error {
 }
 
 func removeDeep(s *site) error {
-	deep := "a" + strings.Repeat("/d", 200)
+	deep := "a" + strings.Repeat("/d", 100)
 	return all(
 		func() error { return s.folders(deep) },
 		func() error { return s.write(deep + "/f") },

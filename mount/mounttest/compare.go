@@ -140,7 +140,8 @@ func (c *comparison) newFile() string {
 	return filepath.Join(c.folder(), name)
 }
 
-func (c *comparison) any() string {
+// either is a folder or, more rarely, a file.
+func (c *comparison) either() string {
 	if c.choose(4) == 0 {
 		return c.file()
 	}
@@ -179,7 +180,7 @@ func (c *comparison) write() action {
 }
 
 func (c *comparison) mountTmpfs() action {
-	p, ro := c.any(), c.choose(5) == 0
+	p, ro := c.either(), c.choose(5) == 0
 	return action{fmt.Sprintf("mount tmpfs at %s, read-only %t", p, ro), func(s Subject) string {
 		return class(s.Mounter.Mount(c.ctx, mount.Mount{
 			Source: "compare", Target: s.path(p), FSType: "tmpfs", Options: mount.Options{ReadOnly: ro},
@@ -188,7 +189,7 @@ func (c *comparison) mountTmpfs() action {
 }
 
 func (c *comparison) bindMount() action {
-	from, to := c.any(), c.any()
+	from, to := c.either(), c.either()
 	if c.choose(3) == 0 {
 		from, to = c.file(), c.file()
 	}
@@ -199,14 +200,14 @@ func (c *comparison) bindMount() action {
 }
 
 func (c *comparison) unmount() action {
-	p, how := c.any(), mount.UnmountOptions{Lazy: c.choose(4) == 0}
+	p, how := c.either(), mount.UnmountOptions{Lazy: c.choose(4) == 0}
 	return action{fmt.Sprintf("unmount %s, lazily %t", p, how.Lazy), func(s Subject) string {
 		return class(s.Mounter.Unmount(c.ctx, s.path(p), how))
 	}, func(*view) bool { return true }}
 }
 
 func (c *comparison) remove() action {
-	p := c.any()
+	p := c.either()
 	return action{"remove " + p, func(s Subject) string {
 		result := class(s.Mounter.RemoveAll(c.ctx, s.path(p)))
 		if result == mount.ErrCrossesMount.Error() {

@@ -151,8 +151,11 @@ func (m *Mounter) Unmount(ctx context.Context, target string, how mount.UnmountO
 
 func (m *Mounter) unmount(target string, how mount.UnmountOptions) error {
 	s, _, err := m.tree.lookup(target, false)
+	if errors.Is(err, fs.ErrNotExist) {
+		s, err = m.tree.lost(target, err)
+	}
 	switch {
-	case errors.Is(err, fs.ErrNotExist):
+	case errors.Is(err, fs.ErrNotExist), errors.Is(err, syscall.ENOTDIR):
 		return fmt.Errorf("unmount %s: %w: %w", target, mount.ErrNotMounted, err)
 	case err != nil:
 		return fmt.Errorf("unmount %s: %w", target, err)

@@ -120,7 +120,7 @@ func all(steps ...func() error) error {
 // wantClass checks the class of an error.
 func wantClass(what string, got, want error) error {
 	if !errors.Is(got, want) {
-		return fmt.Errorf("%s: error is %v, want one that wraps %q", what, got, want)
+		return fmt.Errorf("%s: error is %q, want one that wraps %q", what, fmt.Sprint(got), want.Error())
 	}
 	return nil
 }

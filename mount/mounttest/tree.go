@@ -1,7 +1,6 @@
 package mounttest
 
 import (
-	"cmp"
 	"fmt"
 	"io/fs"
 	"os"
@@ -109,7 +108,8 @@ func (t *tree) newFS(typ, source string) *filesystem {
 
 // inside reports whether rel is root or lies below.
 func inside(root, rel string) bool {
-	return root == "" || rel == root || strings.HasPrefix(rel, root+"/")
+	n := len(root)
+	return n == 0 || strings.HasPrefix(rel, root) && (len(rel) == n || rel[n] == '/')
 }
 
 func parentOf(rel string) string {
@@ -181,6 +181,18 @@ func (t *tree) lookup(p string, follow bool) (spot, os.FileInfo, error) {
 		err = &fs.PathError{Op: "lookup", Path: p, Err: cause(err)}
 	}
 	return s, info, err
+}
+
+// lost finds a mount whose target the program has deleted, which it could not
+// on a kernel.
+func (t *tree) lost(target string, err error) (spot, error) {
+	target = filepath.Clean(target)
+	for _, one := range slices.Backward(t.mounts[1:]) {
+		if one.target == target {
+			return spot{one, one.root}, nil
+		}
+	}
+	return spot{}, err
 }
 
 // link returns where the symbolic link at s leads, "" if there is something
@@ -297,144 +309,6 @@ func (t *tree) copyBelow(old, twin *mounted) []*mounted {
 // twin is a mount of the same, in the same peer group, not yet in the tree.
 func (m *mounted) twin() *mounted {
 	return &mounted{fs: m.fs, root: m.root, group: m.group, readOnly: m.readOnly, corrupt: m.corrupt}
-}
-
-// attach adds a tree of mounts, its top first, at dest and at every peer of
-// dest, and shows them.
-func (t *tree) attach(list []*mounted, dest spot) error {
-	var peers []*mounted
-	if g := dest.mount.group; g != nil {
-		peers = slices.Clone(g.members)
-		slices.SortFunc(peers, func(a, b *mounted) int { return cmp.Compare(a.id, b.id) })
-		for _, one := range list {
-			if one.group == nil {
-				one.group = &group{}
-			}
-		}
-	}
-	list[0].parent, list[0].at = dest.mount, dest.rel
-	all := slices.Clone(list)
-	for _, one := range list {
-		t.hook(one)
-	}
-	for _, peer := range peers {
-		if peer == dest.mount || peer.fs != dest.mount.fs || !inside(peer.root, dest.rel) {
-			continue
-		}
-		all = append(all, t.spread(list, spot{peer, dest.rel})...)
-	}
-	touched := map[dentry]bool{}
-	for _, one := range all {
-		touched[t.placeOf(one)] = true
-	}
-	if err := t.render(touched); err != nil {
-		// The caller was promised that nothing new is visible now.
-		_ = t.remove(all)
-		return err
-	}
-	return nil
-}
-
-// spread copies a tree to a peer. What is mounted there already goes on top of
-// the copy, as the kernel has it.
-func (t *tree) spread(list []*mounted, to spot) []*mounted {
-	twins := map[*mounted]*mounted{}
-	made := make([]*mounted, 0, len(list))
-	on := t.children[to]
-	for _, one := range list {
-		c := one.twin()
-		twins[one] = c
-		c.parent, c.at = twins[one.parent], one.at
-		if one == list[0] {
-			c.parent, c.at = to.mount, to.rel
-			if on != nil {
-				t.unhook(on)
-			}
-		}
-		t.hook(c)
-		made = append(made, c)
-	}
-	if on != nil {
-		on.parent, on.at = made[0], made[0].root
-		t.rehook(on)
-	}
-	return made
-}
-
-// unmountSet returns what goes when m is unmounted: m, for a lazy unmount all
-// below it, and what these spread to. Busy says that something is mounted
-// below m.
-func (t *tree) unmountSet(m *mounted, lazy bool) (set []*mounted, busy bool) {
-	set = []*mounted{m}
-	for i := 0; i < len(set); i++ {
-		for _, child := range t.mounts {
-			if child.parent == set[i] {
-				set = append(set, child)
-			}
-		}
-	}
-	busy = len(set) > 1
-	if !lazy {
-		set = set[:1]
-	}
-	for _, one := range slices.Clone(set) {
-		if one.parent.group == nil {
-			continue
-		}
-		for _, peer := range one.parent.group.members {
-			c := t.children[spot{peer, one.at}]
-			if c != nil && !slices.Contains(set, c) {
-				set = append(set, c)
-			}
-		}
-	}
-	return t.withoutParents(set, m), busy
-}
-
-// withoutParents drops the mounts that came in by propagation and carry others
-// which stay. One that carries another on its root does not stay for that.
-func (t *tree) withoutParents(set []*mounted, m *mounted) []*mounted {
-	for {
-		n := len(set)
-		set = slices.DeleteFunc(set, func(one *mounted) bool {
-			return one != m && slices.ContainsFunc(t.mounts, func(child *mounted) bool {
-				return child.parent == one && child.at != one.root && !slices.Contains(set, child)
-			})
-		})
-		if len(set) == n {
-			return set
-		}
-	}
-}
-
-// remove takes mounts out of the tree and shows what was under them.
-func (t *tree) remove(set []*mounted) error {
-	touched := map[dentry]bool{}
-	for _, one := range set {
-		touched[t.placeOf(one)] = true
-	}
-	for _, one := range set {
-		on := t.children[spot{one, one.root}]
-		if on != nil {
-			t.unhook(on)
-		}
-		t.unhook(one)
-		t.forget(one)
-		if on != nil {
-			on.parent, on.at = one.parent, one.at
-			t.rehook(on)
-		}
-	}
-	if err := t.render(touched); err != nil {
-		return err
-	}
-	for _, one := range set {
-		if err := t.discard(one.fs); err != nil {
-			return err
-		}
-	}
-	t.tidy()
-	return nil
 }
 
 // stacked reports whether m lies on the root of another mount.

@@ -11,6 +11,10 @@ import (
 	"github.com/volumekit/volumekit/mount"
 )
 
+// maxMounts ends the growth of the table by recursive bind mounts, which is
+// exponential under shared propagation.
+const maxMounts = 250
+
 // view answers, from one table, which operations both kinds of mounter can do
 // alike.
 type view struct {
@@ -98,6 +102,9 @@ func (v *view) covered(device, inFS string) []mount.Entry {
 // bindable refuses bind mounts that need mounts shown at one place and not at
 // another, and those into themselves.
 func (v *view) bindable(from, to string, recursive bool) bool {
+	if len(v.table) > maxMounts {
+		return false
+	}
 	on, inFS := v.place(from)
 	if (!recursive || on.Propagation != mount.Shared) && len(v.covered(on.Device, inFS)) > 0 {
 		return false
@@ -149,7 +156,9 @@ func (v *view) removable(rel string) bool {
 		return false
 	}
 	if on.Target == v.subject.path(rel) {
-		return true // a mount point, which is refused
+		// A mount point, which is refused. Linux would rather say that what it
+		// lies on is read-only, if it is.
+		return !v.readOnly(filepath.Dir(rel))
 	}
 	for _, e := range v.table {
 		if e.Device == on.Device && mount.Inside(inFS, e.Root) {

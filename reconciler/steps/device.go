@@ -8,27 +8,25 @@ import (
 	"github.com/volumekit/volumekit/asw/journal"
 	"github.com/volumekit/volumekit/dsw"
 	"github.com/volumekit/volumekit/plugins"
+	"github.com/volumekit/volumekit/reconciler"
 )
 
 // The node-wide steps: attach and device mount, done once for all pods of a
 // volume.
 
-// deviceRequest builds the request of a node-wide step from the first pod that
-// wants the volume, or from what is known of one that nobody wants.
+// deviceRequest builds the request of a node-wide step from the pod that leads
+// the plan, or from what is known of a volume that nobody wants.
 func (e *Executor) deviceRequest(j *job) plugins.DeviceRequest {
 	req := plugins.DeviceRequest{
 		ID: j.step.ID, DevicePath: j.fact.DevicePath, Path: j.fact.DeviceMountPath,
 		Undo: j.fact.Undo, Lazy: j.step.Lazy,
 	}
+	if lead, ok := j.lead(); ok {
+		req.Spec, req.Params = lead.Spec, lead.Params
+		req.Undo = merged(lead.Identity.Undo, j.fact.Undo)
+	}
 	for _, w := range j.wishes {
-		if w.State != dsw.Wanted {
-			continue
-		}
-		if req.Spec == nil {
-			req.Spec, req.Params = w.Spec, w.Params
-			req.Undo = merged(w.Identity.Undo, j.fact.Undo)
-		}
-		if w.Pod != nil {
+		if w.State == dsw.Wanted && w.Pod != nil {
 			req.Pods = append(req.Pods, plugins.PodRef{Namespace: w.Pod.Namespace, Name: w.Pod.Name, UID: w.Pod.UID})
 		}
 	}
@@ -38,12 +36,15 @@ func (e *Executor) deviceRequest(j *job) plugins.DeviceRequest {
 // identity is what is known about how the volume is handled: by its wish, or
 // by its record.
 func (j *job) identity() plugins.Identity {
-	for _, w := range j.wishes {
-		if w.State == dsw.Wanted {
-			return w.Identity
-		}
+	if lead, ok := j.lead(); ok {
+		return lead.Identity
 	}
 	return j.fact.Identity
+}
+
+// lead is the wish on whose behalf the node-wide steps are planned.
+func (j *job) lead() (dsw.PodWish, bool) {
+	return reconciler.Lead(dsw.Wish{ID: j.step.ID, Pods: j.wishes}, j.fact)
 }
 
 // record writes the node-wide record. Nothing else happened if it fails.
@@ -74,7 +75,7 @@ func (e *Executor) attach(ctx context.Context, j *job) error {
 	}
 	got, err := j.can.Attacher.Attach(ctx, req)
 	if err != nil {
-		if j.fact.Attachment == asw.Absent && plugins.ClassOf(err) != plugins.ClassUncertain {
+		if j.fact.Attachment == asw.Absent && j.fact.Device == asw.Absent && len(j.fact.Pods) == 0 && plugins.ClassOf(err) != plugins.ClassUncertain {
 			return joinUnless(err, e.dropAttachment(ctx, j))
 		}
 		return err
@@ -140,7 +141,8 @@ func (e *Executor) mountDevice(ctx context.Context, j *job) error {
 	}
 	got, err := j.can.DeviceMounter.MountDevice(ctx, req)
 	if err != nil {
-		if j.fact.Device == asw.Absent && plugins.ClassOf(err) != plugins.ClassUncertain {
+		// Pods that an earlier process left may still use the device.
+		if j.fact.Device == asw.Absent && len(j.fact.Pods) == 0 && plugins.ClassOf(err) != plugins.ClassUncertain {
 			return joinUnless(err, e.dropDevice(ctx, j, req))
 		}
 		return err

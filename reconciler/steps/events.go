@@ -60,11 +60,10 @@ func (f *eventFilter) changed(key reconciler.Key, text string) bool {
 	return true
 }
 
-// ForgetEvents drops what is remembered about the events of a pod that is gone.
-func (e *Executor) ForgetEvents(uid types.UID) {
-	e.events.mu.Lock()
-	defer e.events.mu.Unlock()
-	delete(e.events.pods, uid)
+func (f *eventFilter) forget(uid types.UID) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	delete(f.pods, uid)
 }
 
 // event tells the pods concerned how the step went, if that is news.

@@ -12,7 +12,6 @@ import (
 	"errors"
 	"fmt"
 	"iter"
-	"sync"
 	"time"
 
 	"k8s.io/apimachinery/pkg/types"
@@ -66,8 +65,7 @@ type Executor struct {
 	folders podFolders
 	events  eventFilter
 
-	mu    sync.Mutex
-	waits map[plugins.Ref]map[plugins.VolumeID]bool
+	waits waits
 }
 
 // New returns an executor. It does nothing by itself.
@@ -76,7 +74,7 @@ func New(c Config) *Executor {
 		Config:  c,
 		folders: podFolders{busy: map[string]*folderUse{}},
 		events:  eventFilter{pods: map[types.UID]map[reconciler.Key]string{}},
-		waits:   map[plugins.Ref]map[plugins.VolumeID]bool{},
+		waits:   waits{pods: map[types.UID]map[reconciler.Key][]plugins.Ref{}},
 	}
 }
 
@@ -120,12 +118,15 @@ func (e *Executor) Do(ctx context.Context, step reconciler.Step) error {
 	if e.Observer != nil {
 		e.Observer.StepStarted(step)
 	}
-	began := e.now()
+	began, mark := e.now(), e.waits.mark()
 	err := e.run(ctx, job)
 	if err != nil {
 		err = &Error{Step: step, Pod: job.pod, Err: err}
 	}
-	e.note(job, err)
+	if e.waits.set(step.Key, plugins.WaitsFor(err), mark) && e.Wake != nil {
+		e.Wake(step.ID) // what it waits for changed while it ran
+	}
+	e.event(job, err)
 	if e.Observer != nil {
 		e.Observer.StepFinished(step, e.now().Sub(began), err)
 	}
@@ -135,42 +136,17 @@ func (e *Executor) Do(ctx context.Context, step reconciler.Step) error {
 	return err
 }
 
-// Waiting returns and forgets the volumes whose last step waits for ref. A ref
-// without a name means every object of its kind.
-func (e *Executor) Waiting(ref plugins.Ref) []plugins.VolumeID {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	var ids []plugins.VolumeID
-	for waited, volumes := range e.waits {
-		if !refers(waited, ref) {
-			continue
-		}
-		for id := range volumes {
-			ids = append(ids, id)
-		}
-		delete(e.waits, waited)
-	}
-	return ids
-}
+// Waiting tells of a change of ref, and returns and forgets the volumes whose
+// last step waits for it. A ref without a name means every object of its kind.
+func (e *Executor) Waiting(ref plugins.Ref) []plugins.VolumeID { return e.waits.notice(ref) }
 
 // AllWaiting returns and forgets all volumes whose last step waits.
-func (e *Executor) AllWaiting() []plugins.VolumeID {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	var ids []plugins.VolumeID
-	for _, volumes := range e.waits {
-		for id := range volumes {
-			ids = append(ids, id)
-		}
-	}
-	clear(e.waits)
-	return ids
-}
+func (e *Executor) AllWaiting() []plugins.VolumeID { return e.waits.all() }
 
-func refers(waited, notice plugins.Ref) bool {
-	return waited.Kind == notice.Kind &&
-		(notice.Namespace == "" || waited.Namespace == notice.Namespace) &&
-		(notice.Name == "" || waited.Name == notice.Name)
+// Forget drops what is remembered about the steps of a pod that is gone.
+func (e *Executor) Forget(uid types.UID) {
+	e.events.forget(uid)
+	e.waits.forget(uid)
 }
 
 // job is one step with all that it needs, looked up once.
@@ -261,21 +237,6 @@ func (e *Executor) look(id plugins.VolumeID) (dsw.Wish, asw.Volume) {
 }
 
 func (e *Executor) now() time.Time { return e.Host.Time().Now() }
-
-// note keeps what a failed step waits for, and tells the pod's people.
-func (e *Executor) note(j *job, err error) {
-	if refs := plugins.WaitsFor(err); len(refs) > 0 {
-		e.mu.Lock()
-		for _, ref := range refs {
-			if e.waits[ref] == nil {
-				e.waits[ref] = map[plugins.VolumeID]bool{}
-			}
-			e.waits[ref][j.step.ID] = true
-		}
-		e.mu.Unlock()
-	}
-	e.event(j, err)
-}
 
 // Error is a failed step. Its class is that of its cause.
 type Error struct {

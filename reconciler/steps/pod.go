@@ -72,11 +72,15 @@ func (e *Executor) begin(ctx context.Context, j *job) (asw.PodVolume, error) {
 	}
 	entry := j.entry // keeps what a live volume looks like until the call returns
 	entry.Volume, entry.ID, entry.Pod, entry.Names = w.Volume, j.step.ID, j.pod, w.Names
-	entry.Spec, entry.Undo, entry.Block = w.Spec, undo, w.Block
+	entry.Spec, entry.Undo, entry.Block, entry.Params = w.Spec, undo, w.Block, w.Params
 	if entry.State != asw.Uncertain {
 		entry.State, entry.Since = asw.Uncertain, e.now()
 	}
-	return entry, e.Actual.SetPodVolume(entry)
+	if err := e.Actual.SetPodVolume(entry); err != nil {
+		return entry, plugins.Transient(err)
+	}
+	e.Actual.SetIdentity(j.step.ID, id, w.Spec)
+	return entry, nil
 }
 
 // callSetUp hands the volume to the plugin and checks what it promised.
