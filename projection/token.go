@@ -35,7 +35,9 @@ func (j *job) token(ctx context.Context, index int, s *v1.ServiceAccountTokenPro
 	if s.Audience != "" {
 		req.Audiences = []string{s.Audience}
 	}
-	token, due, err := j.tokens.Token(ctx, TokenKey{Volume: j.req.Volume, Source: index}, req)
+	key := TokenKey{Volume: j.req.Volume, Source: index}
+	j.adopt(key, s.Path, req)
+	token, due, err := j.tokens.Token(ctx, key, req)
 	if err != nil {
 		return fmt.Errorf("%s%w", j.from, err)
 	}
@@ -77,6 +79,10 @@ type tokenUse struct {
 	lifetime                      time.Duration
 }
 
+func useOf(key TokenKey, req plugins.TokenRequest) tokenUse {
+	return tokenUse{key, req.Namespace, req.ServiceAccount, strings.Join(req.Audiences, "\x00"), req.Lifetime}
+}
+
 // tokenEntry is guarded by the cache's mu.
 type tokenEntry struct {
 	token plugins.Token
@@ -96,7 +102,7 @@ func NewTokenCache(host *plugins.VolumeHost) *TokenCache {
 // unsupported without a token source, else transient unless the source says
 // more. It blocks while the source does.
 func (c *TokenCache) Token(ctx context.Context, key TokenKey, req plugins.TokenRequest) (plugins.Token, time.Time, error) {
-	use := tokenUse{key, req.Namespace, req.ServiceAccount, strings.Join(req.Audiences, "\x00"), req.Lifetime}
+	use := useOf(key, req)
 	for {
 		entry, wait := c.claim(use)
 		switch {

@@ -17,7 +17,7 @@ import (
 
 // lingerTime is how long a replaced version can still be read by those that
 // opened it: enough to read a few dozen files, and short enough for a step.
-const lingerTime = 20 * time.Millisecond
+const lingerTime = 5 * time.Millisecond
 
 // Config says which kind of volume a [Volume] is.
 type Config struct {

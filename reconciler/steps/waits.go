@@ -101,5 +101,5 @@ func (w *waits) forget(uid types.UID) {
 func refers(waited, notice plugins.Ref) bool {
 	return waited.Kind == notice.Kind &&
 		(notice.Namespace == "" || waited.Namespace == notice.Namespace) &&
-		(notice.Name == "" || waited.Name == notice.Name)
+		(notice.Name == "" || waited.Name == "" || waited.Name == notice.Name)
 }
