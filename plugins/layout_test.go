@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/validation"
 
 	"github.com/volumekit/volumekit/mount"
 )
@@ -137,6 +138,18 @@ func FuzzLayoutStaysInside(f *testing.F) {
 		}
 		if UnescapePlugin(EscapePlugin(plugin)) != plugin {
 			t.Fatalf("plugin %q is not found again from its folder", plugin)
+		}
+	})
+}
+
+// The quick check of a plugin's name accepts nothing that the full one refuses.
+func FuzzPlainlyQualified(f *testing.F) {
+	for _, name := range []string{"kubernetes.io/empty-dir", "a/b", "A/b", "a..b/c", "-a/b", "a/b-", "a/b/c", "/a", "a/", "é/a", "a~b/c"} {
+		f.Add(name)
+	}
+	f.Fuzz(func(t *testing.T, name string) {
+		if plainlyQualified(name) && (len(validation.IsQualifiedName(name)) > 0 || strings.Count(name, "/") != 1 || CheckName(EscapePlugin(name)) != nil) {
+			t.Errorf("%q passes the quick check only", name)
 		}
 	})
 }

@@ -96,7 +96,7 @@ func (v *Volume) SetUp(ctx context.Context, req plugins.SetUpRequest) (plugins.S
 	if err := ctx.Err(); err != nil {
 		return plugins.SetUpResult{}, plugins.Transient(err)
 	}
-	wrote, err := v.place(ctx, req.Path, content.Tree)
+	wrote, err := v.place(ctx, req.Target, req.Again, content.Tree)
 	if err != nil {
 		return plugins.SetUpResult{}, err
 	}
@@ -111,18 +111,26 @@ func contentOf(wrote WriteResult, at time.Time) plugins.Content {
 	return plugins.Content{Version: wrote.Version, Changed: wrote.Changed, RefreshAt: at}
 }
 
-// place brings the content to the target.
-func (v *Volume) place(ctx context.Context, target string, tree *Tree) (WriteResult, error) {
-	err := os.Mkdir(target, dirMode)
-	if err == nil {
-		return v.first(ctx, target, tree)
+// place brings the content to the target, where again says whether it is likely
+// to be there already.
+func (v *Volume) place(ctx context.Context, at plugins.Target, again bool, tree *Tree) (WriteResult, error) {
+	target := at.Path
+	var point mount.Point
+	var err error
+	if again { // to look costs less than to try to make what exists
+		point, err = v.host.Mounter.Inspect(ctx, target)
 	}
-	if !errors.Is(err, fs.ErrExist) {
-		return WriteResult{}, plugins.Transient(err)
+	if err == nil && !point.Exists {
+		if err = os.Mkdir(target, dirMode); err == nil {
+			return v.first(ctx, target, tree)
+		}
+		if !errors.Is(err, fs.ErrExist) {
+			return WriteResult{}, plugins.Transient(err)
+		}
+		point, err = v.host.Mounter.Inspect(ctx, target)
 	}
 	// From here on something may be in use: whatever fails, it has to be
 	// looked at again and in the end torn down.
-	point, err := v.host.Mounter.Inspect(ctx, target)
 	if err == nil {
 		err = v.fits(point, target)
 	}

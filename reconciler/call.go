@@ -23,7 +23,9 @@ type call struct {
 	// attempt counts the tries of the present row, from 1.
 	attempt int
 	stuck   bool
-	cancel  context.CancelCauseFunc
+	// woken and reset say that the volume was, while the call ran.
+	woken, reset bool
+	cancel       context.CancelCauseFunc
 }
 
 // stepContext ends like a context with a deadline does, by an injected clock.

@@ -81,7 +81,7 @@ func (d *Default) wake(ids []plugins.VolumeID, reset bool) {
 			v := d.volume(id)
 			v.woken = true
 			v.reset = v.reset || reset
-			if !v.busy() {
+			if !v.busy() || v.stuck > 0 { // a lazy try may be due
 				d.enqueue(v)
 			}
 		}

@@ -15,16 +15,20 @@ type lane struct {
 }
 
 // push queues a volume by the step that it would run.
-func (l *lane) push(v *volume, step Step) {
+func (l *lane) push(v *volume, kind Kind) {
 	v.queued = true
-	switch {
-	case step.Lazy && v.running > 0:
-		l.lazy.push(v)
-	case step.Kind.Undoes():
+	if kind.Undoes() {
 		l.undo.push(v)
-	default:
+	} else {
 		l.make.push(v)
 	}
+}
+
+// pushLazy queues a volume for a lazy try beside a stuck call. It may be queued
+// by push too, for its other pods, and must not wait there for the stuck call.
+func (l *lane) pushLazy(v *volume) {
+	v.joining = true
+	l.lazy.push(v)
 }
 
 // open reports whether a call could be started now.
@@ -35,14 +39,20 @@ func (l *lane) open(maxStuck int) bool {
 	return l.lazy.size() > 0 || l.stuck < maxStuck && l.undo.size()+l.make.size() > 0
 }
 
-// pop takes the next volume of an open lane.
-func (l *lane) pop() *volume {
+// pop takes the next volume of an open lane, and says whether it is for a lazy
+// try beside a stuck call.
+func (l *lane) pop() (v *volume, joins bool) {
 	if l.lazy.size() > 0 {
-		return l.lazy.pop()
+		v = l.lazy.pop()
+		v.joining = false
+		return v, true
 	}
 	l.undid = l.make.size() == 0 || l.undo.size() > 0 && !l.undid
 	if l.undid {
-		return l.undo.pop()
+		v = l.undo.pop()
+	} else {
+		v = l.make.pop()
 	}
-	return l.make.pop()
+	v.queued = false
+	return v, false
 }

@@ -29,7 +29,7 @@ func (d *Default) volume(id plugins.VolumeID) *volume {
 
 // release forgets a volume at rest.
 func (d *Default) release(v *volume) {
-	if v.dirty || v.queued || v.running > 0 || len(v.tries) > 0 || v.place > 0 {
+	if v.dirty || v.queued || v.joining || v.running > 0 || len(v.tries) > 0 || v.place > 0 {
 		return
 	}
 	delete(d.volumes, v.id)
@@ -52,9 +52,10 @@ func (d *Default) work(ctx context.Context) time.Time {
 	d.mu.Lock()
 	stuck, safety := d.fire(now)
 	var v *volume
+	var ended uint64
 	if d.dirty.size() > 0 {
 		v = d.dirty.pop()
-		v.dirty = false
+		v.dirty, ended = false, v.ended
 	}
 	d.mu.Unlock()
 
@@ -74,7 +75,7 @@ func (d *Default) work(ctx context.Context) time.Time {
 
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if v != nil {
+	if v != nil && v.ended == ended { // else the plan is out of date, and another is due
 		d.settle(v, plan, parallel, now)
 	}
 	d.dispatch(ctx, now)
@@ -122,6 +123,7 @@ func (d *Default) strand(c *call) {
 	d.inUse--
 	l.running--
 	l.stuck++
+	c.volume.stuck++
 	c.cancel(ErrDeadline)
 	if d.o.lazy(c.step.Kind) {
 		d.enqueue(c.volume) // to find out when it may be joined
@@ -131,7 +133,9 @@ func (d *Default) strand(c *call) {
 
 // settle takes in a new plan.
 func (d *Default) settle(v *volume, plan Plan, parallel bool, now time.Time) {
-	v.parallel = parallel || v.parallel && v.running > 0
+	if len(plan.Steps) > 0 || v.running == 0 { // the engine is not asked about an empty plan
+		v.parallel = parallel
+	}
 	v.settle(&plan, now, d.o.Backoff.Base)
 	d.offer(v, now)
 }
@@ -141,10 +145,14 @@ func (d *Default) settle(v *volume, plan Plan, parallel bool, now time.Time) {
 func (d *Default) offer(v *volume, now time.Time) {
 	step, at := d.choose(v, now)
 	if step != nil && !v.queued {
-		v.lane.push(v, *step)
-		d.ready(v.lane)
+		v.lane.push(v, step.Kind)
 	}
-	d.timers.set(&v.alarm, earliest(at, v.next))
+	lazy, lazyAt := d.chooseLazy(v, now)
+	if lazy != nil && !v.joining {
+		v.lane.pushLazy(v)
+	}
+	d.ready(v.lane)
+	d.timers.set(&v.alarm, earliest(earliest(at, lazyAt), v.next))
 	d.release(v)
 }
 
@@ -154,22 +162,14 @@ func (d *Default) choose(v *volume, now time.Time) (*Step, time.Time) {
 	var at time.Time
 	found := pick(v.steps, func(s *Step) bool {
 		t := v.find(&s.Key)
-		var when time.Time
 		switch {
-		case t == nil:
-			return v.free(s)
-		case len(t.calls) > 0:
-			when = d.joinAt(v, t)
-		case t.parked || !v.free(s):
+		case !v.free(s) || t != nil && t.parked:
 			return false
-		default:
-			when = t.notBefore
-		}
-		if when.After(now) {
-			at = earliest(at, when)
+		case t != nil && t.notBefore.After(now):
+			at = earliest(at, t.notBefore)
 			return false
 		}
-		return len(t.calls) == 0 || !when.IsZero()
+		return true
 	})
 	if found == nil {
 		return nil, at
@@ -179,9 +179,36 @@ func (d *Default) choose(v *volume, now time.Time) (*Step, time.Time) {
 	return &step, at
 }
 
-// joinAt is when a lazy try may join a stuck call, the zero time if never.
+// chooseLazy is like choose, for a lazy try beside a stuck call.
+func (d *Default) chooseLazy(v *volume, now time.Time) (*Step, time.Time) {
+	if v.stuck == 0 {
+		return nil, time.Time{}
+	}
+	var at time.Time
+	found := pick(v.steps, func(s *Step) bool {
+		t := v.find(&s.Key)
+		if t == nil {
+			return false
+		}
+		when := d.joinAt(v, t)
+		if when.After(now) {
+			at = earliest(at, when)
+			return false
+		}
+		return !when.IsZero()
+	})
+	if found == nil {
+		return nil, at
+	}
+	step := *found
+	step.Lazy = true
+	return &step, at
+}
+
+// joinAt is when a lazy try may join a stuck call, the zero time if never: it
+// joins one that waits for what is busy, and never another lazy one.
 func (d *Default) joinAt(v *volume, t *try) time.Time {
-	if !d.o.lazy(t.key.Kind) || !t.stuck() || len(t.calls) > 1 || t.ok || t.parked {
+	if !d.o.lazy(t.key.Kind) || !t.joinable() || t.ok || t.parked {
 		return time.Time{}
 	}
 	if v.running > 1 && !v.parallel {
@@ -199,11 +226,7 @@ func (d *Default) lazyNow(t *try, kind Kind, now time.Time) bool {
 	if t == nil || !d.o.lazy(kind) {
 		return false
 	}
-	since := t.firstFailed
-	if len(t.calls) > 0 {
-		since = earliest(since, t.calls[0].since)
-	}
-	return !since.IsZero() && now.Sub(since) >= d.o.LazyAfter
+	return !t.firstFailed.IsZero() && now.Sub(t.firstFailed) >= d.o.LazyAfter
 }
 
 // ready puts a lane into the ring if it has work that may start.
@@ -220,25 +243,24 @@ func (d *Default) dispatch(ctx context.Context, now time.Time) {
 		l := d.ring.pop()
 		l.inRing = false
 		if l.open(d.o.MaxStuck) {
-			d.start(ctx, l.pop(), now)
+			v, joins := l.pop()
+			d.start(ctx, v, joins, now)
 		}
 		d.ready(l)
 	}
 }
 
 // start runs the step that a volume has come to the front of the queue for, if
-// it still has one.
-func (d *Default) start(ctx context.Context, v *volume, now time.Time) {
-	l := v.lane
-	v.queued = false
-	step, _ := d.choose(v, now)
+// it still has one: no other kind, since the stuck steps of a plugin keep only
+// those back that do not join one.
+func (d *Default) start(ctx context.Context, v *volume, joins bool, now time.Time) {
+	choose := d.choose
+	if joins {
+		choose = d.chooseLazy
+	}
+	step, _ := choose(v, now)
 	if step == nil {
 		d.offer(v, now)
-		return
-	}
-	joins := step.Lazy && v.running > 0
-	if l.stuck >= d.o.MaxStuck && !joins {
-		l.push(v, *step) // it was queued as a lazy one
 		return
 	}
 	d.launch(ctx, v, *step, now)
@@ -280,12 +302,16 @@ func (d *Default) finish(c *call, err error) {
 	v, t, l := c.volume, c.try, c.volume.lane
 	d.timers.set(&c.alarm, time.Time{})
 	t.calls = slices.DeleteFunc(t.calls, func(other *call) bool { return other == c })
+	t.woken, t.reset = t.woken || c.woken, t.reset || c.reset
 	v.running--
+	v.ended++
+	v.steps = nil // planned before it ended
 	if standsAlone(c.step.Kind) {
 		v.exclusive--
 	}
 	if c.stuck {
 		l.stuck--
+		v.stuck--
 	} else {
 		l.running--
 		d.inUse--

@@ -56,7 +56,8 @@ func (d *Default) check(id plugins.VolumeID) {
 	}
 	known := plan.Next.IsZero() || v.place > 0 && !v.at.After(plan.Next)
 	for i := range plan.Steps {
-		known = known && v.find(&plan.Steps[i].Key) != nil
+		t := v.find(&plan.Steps[i].Key)
+		known = known && t != nil && !t.gone
 	}
 	if !known {
 		d.enqueue(v)

@@ -23,11 +23,14 @@ type volume struct {
 	parallel bool
 	dirty    bool // queued for planning
 	queued   bool // queued for a slot
+	joining  bool // queued for a slot for a lazy try beside a stuck call
 	woken    bool // Wake was called since the last plan
 	reset    bool // and Reset
 
-	running   int // calls that have not returned
-	exclusive int // those of them that stand alone
+	running   int    // calls that have not returned
+	exclusive int    // those of them that stand alone
+	stuck     int    // those that have outlived their deadline
+	ended     uint64 // calls that have returned
 }
 
 // try is what is known of one step.
@@ -39,6 +42,8 @@ type try struct {
 	burst   int
 	// ok means that a call succeeded; the next plan says whether that was it.
 	ok bool
+	// woken and reset are those of the calls that ended since the last plan.
+	woken, reset bool
 	// gone is true while the plan lacks the step, until when it is remembered.
 	planned, gone bool
 	until         time.Time
@@ -90,6 +95,9 @@ func (t *try) soon(now time.Time, gap time.Duration) time.Time {
 // stuck reports whether a call has outlived its deadline.
 func (t *try) stuck() bool { return len(t.calls) > 0 && t.calls[0].stuck }
 
+// joinable reports whether a lazy try could free the call that runs.
+func (t *try) joinable() bool { return t.stuck() && len(t.calls) == 1 && !t.calls[0].step.Lazy }
+
 // settle compares what is known of the steps with a new plan.
 func (v *volume) settle(plan *Plan, now time.Time, gap time.Duration) {
 	v.steps, v.next = plan.Steps, plan.Next
@@ -102,41 +110,65 @@ func (v *volume) settle(plan *Plan, now time.Time, gap time.Duration) {
 		}
 	}
 	v.tries = slices.DeleteFunc(v.tries, func(t *try) bool {
+		v.inherit(t)
+		drop := false
 		switch {
 		case len(t.calls) > 0:
-			return false
+			if t.joinable() {
+				t.revive(now, gap)
+			}
 		case t.planned:
-			v.renew(t, now, gap)
-			return false
+			t.renew(now, gap)
+		default:
+			drop = v.forget(t, now, gap)
 		}
-		return v.forget(t, now, gap)
+		t.woken, t.reset = false, false
+		return drop
 	})
 	v.woken, v.reset = false, false
 }
 
+// inherit tells a step of the wakes since the last plan. Its running calls keep
+// them until they end: what they come to wait for may be what came.
+func (v *volume) inherit(t *try) {
+	t.woken, t.reset = t.woken || v.woken, t.reset || v.reset
+	for _, c := range t.calls {
+		c.woken, c.reset = c.woken || v.woken, c.reset || v.reset
+	}
+}
+
 // renew takes into account what happened since the last plan.
-func (v *volume) renew(t *try, now time.Time, gap time.Duration) {
+func (t *try) renew(now time.Time, gap time.Duration) {
 	t.gone = false
 	switch {
-	case t.ok && v.woken:
+	case t.ok && t.woken:
 		// It worked, and meanwhile there was a reason to do it anew: a source
-		// that changes often is followed at its own pace.
-		t.record, t.burst = record{}, 0
-	case v.reset:
-		t.record = record{notBefore: t.soon(now, gap)}
+		// that changes often is followed at its own pace. The burst is kept, so
+		// that a step which succeeds only now and then is held to the gap.
+		t.record = record{}
 	case t.ok:
 		t.notBefore = t.soon(now, gap)
-	case v.woken && t.waits():
-		t.parked, t.notBefore = false, t.soon(now, gap)
+	default:
+		t.revive(now, gap)
 	}
 	t.ok = false
+}
+
+// revive ends the pause of a step if there was a reason to.
+func (t *try) revive(now time.Time, gap time.Duration) {
+	switch {
+	case t.reset:
+		t.record = record{notBefore: t.soon(now, gap)}
+	case t.woken && t.waits():
+		t.parked, t.notBefore = false, t.soon(now, gap)
+	}
 }
 
 // forget reports whether a step that is not planned can be forgotten. As long
 // as the volume has other steps it is remembered for another pause: two steps
 // that take turns in failing keep their backoff.
 func (v *volume) forget(t *try, now time.Time, gap time.Duration) bool {
-	if t.ok || v.reset || len(v.steps) == 0 {
+	if t.ok || t.reset || len(v.steps) == 0 {
 		return true
 	}
 	if !t.gone {

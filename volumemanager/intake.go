@@ -2,6 +2,7 @@ package volumemanager
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"iter"
 	"slices"
@@ -36,30 +37,49 @@ func (s *podSink) SetPod(pod *v1.Pod) {
 		return
 	}
 	pod = plugins.DefaultPod(pod)
-	err := plugins.ValidatePod(pod)
-	m.mu.Lock()
-	if err != nil {
-		m.invalid[pod.UID] = err
+	if err := plugins.ValidatePod(pod); err != nil {
+		pod = m.refuse(pod, err)
 	} else {
+		m.mu.Lock()
 		delete(m.invalid, pod.UID)
+		m.mu.Unlock()
 	}
-	m.mu.Unlock()
-	if err != nil {
-		m.host.Log.Error(err, "pod refused", "pod", pod.Namespace+"/"+pod.Name)
-		m.host.Event(pod, v1.EventTypeWarning, steps.ReasonMountFailed, err.Error())
-		pod = m.refused(pod)
+	if pod.UID == "" {
+		return
 	}
-	if pod.UID != "" {
-		m.apply(m.desired.SetPod(pod))
+	m.apply(m.desired.SetPod(pod))
+	if m.draining.Load() { // a drain has begun meanwhile, and may have missed it
+		m.gone(pod.UID, m.desired.RemovePod(pod.UID))
 	}
 	m.watchers.notify(pod.UID)
 }
 
-// refused is what is put in the place of a pod that cannot be taken. The pod
-// exists, so that nothing of it may be taken away: the version that was taken
-// before stays, or else a pod of which no volume can be resolved.
-func (m *Manager) refused(pod *v1.Pod) *v1.Pod {
-	if state, known := m.desired.Pod(pod.UID); known {
+// refusal is why a pod cannot be taken.
+type refusal struct {
+	pod plugins.PodRef
+	err error
+	// unseen is true if no version of it was ever taken.
+	unseen bool
+}
+
+// refuse notes that a pod cannot be taken, tells it if that is news, and
+// returns what is put in the pod's place. The pod exists, so that nothing of it
+// may be taken away: the version that was taken before stays, or else a pod of
+// which no volume can be resolved.
+func (m *Manager) refuse(pod *v1.Pod, err error) *v1.Pod {
+	ref := plugins.PodRef{Namespace: pod.Namespace, Name: pod.Name, UID: pod.UID}
+	state, known := m.desired.Pod(pod.UID)
+	m.mu.Lock()
+	before, again := m.invalid[pod.UID]
+	if pod.UID != "" { // nothing can be kept under no name
+		m.invalid[pod.UID] = refusal{pod: ref, err: err, unseen: !known || again && before.unseen}
+	}
+	m.mu.Unlock()
+	if !again || before.err.Error() != err.Error() {
+		m.host.Log.Error(err, "pod refused", "pod", ref.String())
+		m.host.Event(pod, v1.EventTypeWarning, steps.ReasonMountFailed, err.Error())
+	}
+	if known {
 		return state.Pod
 	}
 	return &v1.Pod{
@@ -71,18 +91,20 @@ func (m *Manager) refused(pod *v1.Pod) *v1.Pod {
 // RemovePod implements [plugins.PodSink].
 func (s *podSink) RemovePod(uid types.UID) {
 	m := (*Manager)(s)
-	m.mu.Lock()
-	delete(m.invalid, uid)
-	m.mu.Unlock()
 	m.gone(uid, m.desired.RemovePod(uid))
 }
 
 // gone follows up on a pod that has left.
 func (m *Manager) gone(uid types.UID, change dsw.Change) {
+	m.mu.Lock()
+	delete(m.invalid, uid)
+	m.mu.Unlock()
 	m.steps.Forget(uid)
 	m.unresolved.forget(uid)
 	m.apply(change)
-	m.steps.RemovePodFolder(uid)
+	if plugins.CheckName(string(uid)) == nil { // a source may tell anything
+		m.steps.RemovePodFolder(uid)
+	}
 	m.watchers.notify(uid)
 }
 
@@ -97,7 +119,17 @@ func (s *podSink) Synced() {
 		}
 	}
 	m.synced()
+	if m.draining.Load() {
+		m.removeAll()
+	}
 	m.watchers.notifyAll()
+}
+
+// removeAll treats all pods as removed.
+func (m *Manager) removeAll() {
+	for _, uid := range m.desired.PodUIDs() {
+		m.gone(uid, m.desired.RemovePod(uid))
+	}
 }
 
 // apply resolves and plans what a change of the desired state asks for. What
@@ -117,17 +149,15 @@ func (m *Manager) apply(change dsw.Change) {
 		m.unresolved.add(u)
 		later = append(later, resolveID(u.Pod, u.Name))
 	}
-	ids := change.Volumes
+	ids := slices.Clip(change.Volumes)
 	for _, uid := range change.Pods {
 		for _, entry := range m.actual.Pod(uid) {
 			ids = append(ids, entry.ID)
 		}
 	}
-	if len(ids) > 0 {
-		m.volumes.Reset(ids...)
-	}
+	m.reset(ids...)
 	if change.All {
-		m.volumes.Reset(slices.Collect(m.actual.Volumes())...)
+		m.reset(slices.Collect(m.actual.Volumes())...)
 	}
 	if len(later) > 0 {
 		m.resolving.Reset(later...)
@@ -141,9 +171,13 @@ func (m *Manager) resolve(ctx context.Context, u dsw.Unresolved) error {
 		m.unresolved.done(u)
 		return nil
 	}
-	resolution, err := m.resolver.Resolve(ctx, task.Pod, task.Name)
+	resolution, err := m.lookUp(ctx, task.Pod, task.Name)
 	if err != nil {
 		err = fmt.Errorf("volume %s of pod %s/%s: %w", u.Name, task.Pod.Namespace, task.Pod.Name, err)
+		if err.Error() != m.lastFailure(u) {
+			m.host.Event(task.Pod, v1.EventTypeWarning, steps.ReasonMountFailed, err.Error())
+		}
+		m.unresolved.tried(u)
 		m.apply(m.desired.SetFailed(task, err, resolution.SpecRefs))
 	} else {
 		m.unresolved.done(u)
@@ -151,6 +185,30 @@ func (m *Manager) resolve(ctx context.Context, u dsw.Unresolved) error {
 	}
 	m.watchers.notify(u.Pod)
 	return err
+}
+
+// lookUp finds out what a pod's volume is, whatever its plugin does.
+func (m *Manager) lookUp(ctx context.Context, pod *v1.Pod, name string) (dsw.Resolution, error) {
+	var resolution dsw.Resolution
+	err := m.guarded("resolving", func() (err error) {
+		resolution, err = m.resolver.Resolve(ctx, pod, name)
+		return err
+	})
+	if errors.Is(err, errPanicked) {
+		err = plugins.Permanent(err)
+	}
+	return resolution, err
+}
+
+// lastFailure is why the volume could not be resolved last time, if so.
+func (m *Manager) lastFailure(u dsw.Unresolved) string {
+	state, _ := m.desired.Pod(u.Pod)
+	for _, v := range state.Volumes {
+		if v.Name == u.Name && v.Err != nil {
+			return v.Err.Error()
+		}
+	}
+	return ""
 }
 
 // Resolving a volume is a step like any other: it may hang, fail, wait, and
@@ -176,7 +234,8 @@ func splitResolveID(id plugins.VolumeID) (dsw.Unresolved, bool) {
 	return dsw.Unresolved{Pod: types.UID(uid), Name: name}, ok
 }
 
-// unresolved is what is still to be resolved with the help of the API.
+// unresolved is what is still to be resolved with the help of the API. The
+// value is true while a try is due whose outcome is not known yet.
 type unresolved struct {
 	mu   sync.Mutex
 	pods map[types.UID]map[string]bool
@@ -189,6 +248,15 @@ func (u *unresolved) add(v dsw.Unresolved) {
 		u.pods[v.Pod] = map[string]bool{}
 	}
 	u.pods[v.Pod][v.Name] = true
+}
+
+// tried says that a try has failed. It will be repeated.
+func (u *unresolved) tried(v dsw.Unresolved) {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	if _, ok := u.pods[v.Pod][v.Name]; ok {
+		u.pods[v.Pod][v.Name] = false
+	}
 }
 
 func (u *unresolved) done(v dsw.Unresolved) {
@@ -205,10 +273,13 @@ func (u *unresolved) forget(uid types.UID) {
 	delete(u.pods, uid)
 }
 
-func (u *unresolved) has(v dsw.Unresolved) bool {
+// has reports whether the volume is to be resolved, and whether the outcome of
+// the next try is not known yet.
+func (u *unresolved) has(v dsw.Unresolved) (due, again bool) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
-	return u.pods[v.Pod][v.Name]
+	again, due = u.pods[v.Pod][v.Name]
+	return due, again
 }
 
 // resolveEngine implements [reconciler.Engine].
@@ -217,7 +288,7 @@ type resolveEngine Manager
 // Plan implements [reconciler.Engine].
 func (r *resolveEngine) Plan(id plugins.VolumeID) reconciler.Plan {
 	u, ok := splitResolveID(id)
-	if !ok || !r.unresolved.has(u) {
+	if due, _ := r.unresolved.has(u); !ok || !due {
 		return reconciler.Plan{}
 	}
 	key := reconciler.Key{Kind: resolveStep, ID: id}

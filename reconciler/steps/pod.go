@@ -273,6 +273,9 @@ func (e *Executor) forget(ctx context.Context, j *job) error {
 // makeParent makes the folder for path's parent, as the kubelet does: 0750.
 func makeParent(path string) error {
 	parent := filepath.Dir(path)
+	if info, err := os.Lstat(parent); err == nil && info.IsDir() {
+		return nil // to look costs less than to try to make what exists
+	}
 	err := os.Mkdir(parent, 0o750)
 	switch {
 	case err == nil || errors.Is(err, fs.ErrExist):
