@@ -30,14 +30,22 @@ type fakeEngine struct {
 	act func(ctx context.Context, step Step) error
 	// keep leaves successful steps in the plan.
 	keep bool
+	// planned, if set, is called after a plan is made and before it is returned.
+	planned func(id plugins.VolumeID)
 
-	running map[plugins.VolumeID][]Step
+	running map[plugins.VolumeID][]*inFlight
 	now     int // steps that run, over all
 	most    int // and how many did at most
 	byName  map[string]int
 	mostBy  map[string]int
 	log     []tried
 	faults  []string
+}
+
+// inFlight is a call that has not returned.
+type inFlight struct {
+	Step
+	ctx context.Context
 }
 
 // tried is one call of Do.
@@ -49,7 +57,7 @@ type tried struct {
 func newFake(act func(context.Context, Step) error) *fakeEngine {
 	return &fakeEngine{
 		todo: map[plugins.VolumeID][]Step{}, next: map[plugins.VolumeID]time.Time{}, act: act,
-		running: map[plugins.VolumeID][]Step{}, byName: map[string]int{}, mostBy: map[string]int{},
+		running: map[plugins.VolumeID][]*inFlight{}, byName: map[string]int{}, mostBy: map[string]int{},
 	}
 }
 
@@ -86,11 +94,19 @@ func (e *fakeEngine) set(id plugins.VolumeID, steps ...Step) {
 
 func (e *fakeEngine) Plan(id plugins.VolumeID) Plan {
 	e.mu.Lock()
-	defer e.mu.Unlock()
-	return Plan{Steps: slices.Clone(e.todo[id]), Next: e.next[id]}
+	plan := Plan{Steps: slices.Clone(e.todo[id]), Next: e.next[id]}
+	e.mu.Unlock()
+	if e.planned != nil {
+		e.planned(id)
+	}
+	return plan
 }
 
-func (e *fakeEngine) Parallel(plugins.VolumeID) bool { return e.parallel }
+func (e *fakeEngine) Parallel(plugins.VolumeID) bool {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.parallel
+}
 
 func (e *fakeEngine) Volumes() iter.Seq[plugins.VolumeID] {
 	e.mu.Lock()
@@ -99,8 +115,8 @@ func (e *fakeEngine) Volumes() iter.Seq[plugins.VolumeID] {
 }
 
 func (e *fakeEngine) Do(ctx context.Context, step Step) (err error) {
-	e.enter(step)
-	defer e.leave(step)
+	own := e.enter(ctx, step)
+	defer e.leave(own)
 	if e.act != nil {
 		err = e.act(ctx, step)
 	}
@@ -112,24 +128,28 @@ func (e *fakeEngine) Do(ctx context.Context, step Step) (err error) {
 	return err
 }
 
-func (e *fakeEngine) enter(step Step) {
+func (e *fakeEngine) enter(ctx context.Context, step Step) *inFlight {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	for _, other := range e.running[step.ID] {
 		beside := e.parallel && !standsAlone(step.Kind) && !standsAlone(other.Kind) && step.Volume != other.Volume
-		if lazy := step.Lazy && step.Key == other.Key && !other.Lazy; !beside && !lazy {
-			e.faults = append(e.faults, fmt.Sprintf("%v runs beside %v", step.Key, other.Key))
+		frees := step.Lazy && step.Key == other.Key && !other.Lazy && other.ctx.Err() != nil
+		if !beside && !frees {
+			e.faults = append(e.faults, fmt.Sprintf("%v (lazy %v) runs beside %v (lazy %v, ended: %v)",
+				step.Key, step.Lazy, other.Key, other.Lazy, other.ctx.Err()))
 		}
 	}
-	e.running[step.ID] = append(e.running[step.ID], step)
+	own := &inFlight{step, ctx}
+	e.running[step.ID] = append(e.running[step.ID], own)
 	e.now++
 	e.most = max(e.most, e.now)
 	e.byName[step.ID.Plugin()]++
 	e.mostBy[step.ID.Plugin()] = max(e.mostBy[step.ID.Plugin()], e.byName[step.ID.Plugin()])
 	e.log = append(e.log, tried{step, time.Now()})
+	return own
 }
 
-func (e *fakeEngine) leave(step Step) {
+func (e *fakeEngine) leave(step *inFlight) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	at := slices.Index(e.running[step.ID], step)
@@ -179,14 +199,16 @@ func inBubble(t *testing.T, o Options, e *fakeEngine, body func(t *testing.T, d 
 		d := New(o)
 		done := make(chan error)
 		go func() { done <- d.Run(ctx, e) }()
+		defer func() { // also after a Fatal
+			cancel()
+			if err := <-done; err != nil {
+				t.Errorf("Run: %v", err)
+			}
+			for _, f := range e.faults {
+				t.Error(f)
+			}
+		}()
 		body(t, d)
-		cancel()
-		if err := <-done; err != nil {
-			t.Errorf("Run: %v", err)
-		}
-		for _, f := range e.faults {
-			t.Error(f)
-		}
 	})
 }
 

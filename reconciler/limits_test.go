@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -278,7 +279,9 @@ func TestManyVolumes(t *testing.T) {
 
 func manyVolumes(t *testing.T, parallel bool) {
 	const volumes = 1000
-	m := newModel(volumes)
+	seed := rand.Uint64()
+	t.Logf("seed %d", seed)
+	m := newModel(volumes, seed)
 	m.parallel = parallel
 	o := Options{
 		MaxInFlight: 32, MaxStuck: 4, LazyAfter: 10 * time.Second,

@@ -19,8 +19,8 @@ type model struct {
 	wake, reset func(...plugins.VolumeID)
 }
 
-func newModel(volumes int) *model {
-	m := &model{fakeEngine: newFake(nil), rand: rand.New(rand.NewPCG(1, 2))}
+func newModel(volumes int, seed uint64) *model {
+	m := &model{fakeEngine: newFake(nil), rand: rand.New(rand.NewPCG(seed, 2))}
 	m.parallel = true
 	m.act = m.misbehave
 	for n := range volumes {
@@ -81,8 +81,11 @@ func (m *model) misbehave(ctx context.Context, s Step) error {
 	case 3:
 		panic("no")
 	case 4:
-		if s.Kind == TearDown && !s.Lazy {
-			elapse(30 * time.Second) // does not look at its context
+		switch { // does not look at its context
+		case s.Lazy:
+			elapse(12 * time.Second)
+		case s.Kind == TearDown:
+			elapse(30 * time.Second)
 		}
 		return errors.New("no")
 	case 5:

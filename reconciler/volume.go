@@ -101,6 +101,9 @@ func (t *try) joinable() bool { return t.stuck() && len(t.calls) == 1 && !t.call
 // settle compares what is known of the steps with a new plan.
 func (v *volume) settle(plan *Plan, now time.Time, gap time.Duration) {
 	v.steps, v.next = plan.Steps, plan.Next
+	if !v.next.IsZero() && !v.next.After(now) {
+		v.next = now.Add(gap) // an engine must not make it plan all the time
+	}
 	for _, t := range v.tries {
 		t.planned = false
 	}

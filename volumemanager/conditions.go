@@ -1,11 +1,10 @@
 package volumemanager
 
 import (
-	"fmt"
+	"cmp"
 	"strings"
 
 	v1 "k8s.io/api/core/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
 // Conditions are what a pod's status should say about its volumes.
@@ -22,32 +21,39 @@ type Conditions struct {
 // missing.
 const ReasonVolumesNotReady = "VolumesNotReady"
 
-// PodConditions returns what the pod's status should say about its volumes.
+// PodConditions returns what the pod's status should say about its volumes. A
+// pod that the source has not told is not ready. Times are left to the caller,
+// who alone knows what the status said before.
 func (m *Manager) PodConditions(pod *v1.Pod) Conditions {
-	status, known := m.Status(pod)
-	if !known || status.Ready {
+	if pod == nil {
+		return Conditions{}
+	}
+	status, _ := m.Status(pod)
+	if status.Ready {
 		return Conditions{}
 	}
 	message := status.Message
-	var missing []string
-	for _, v := range status.Volumes {
-		if v.Ready {
-			continue
-		}
-		text := v.Name + ": " + string(v.Phase)
-		if v.Message != "" {
-			text = v.Name + ": " + v.Message
-		}
-		missing = append(missing, text)
+	if !status.Known {
+		message = "the pod is not known to the volume manager"
 	}
 	if message == "" {
-		message = fmt.Sprintf("volumes are not ready: %s", strings.Join(missing, "; "))
+		message = "volumes are not ready: " + strings.Join(missing(status.Volumes), "; ")
 	}
 	return Conditions{
 		Conditions: []v1.PodCondition{{
 			Type: v1.PodReady, Status: v1.ConditionFalse, Reason: ReasonVolumesNotReady, Message: message,
-			LastProbeTime: metav1.NewTime(m.host.Time().Now()),
 		}},
 		Waiting: &v1.ContainerStateWaiting{Reason: "ContainerCreating", Message: message},
 	}
+}
+
+// missing says of each volume that is not ready why.
+func missing(volumes []VolumeStatus) []string {
+	var list []string
+	for _, v := range volumes {
+		if !v.Ready {
+			list = append(list, v.Name+": "+cmp.Or(v.Message, string(v.Phase)))
+		}
+	}
+	return list
 }

@@ -52,46 +52,70 @@ func (m *Manager) Plan(ctx context.Context, pod *v1.Pod) (PodPlan, error) {
 	if err := plugins.ValidatePod(pod); err != nil {
 		return PodPlan{}, err
 	}
-	p := PodPlan{Pod: plugins.PodRef{Namespace: pod.Namespace, Name: pod.Name, UID: pod.UID}}
+	p := PodPlan{Pod: plugins.PodRef{Namespace: pod.Namespace, Name: pod.Name, UID: pod.UID}, Volumes: []VolumePlan{}}
+	wishes := map[place]*dsw.PodWish{}
 	for _, use := range dsw.UsedVolumes(pod, m.config.AllVolumes) {
-		p.Volumes = append(p.Volumes, m.planVolume(ctx, pod, use.Name))
+		v := VolumePlan{Name: use.Name}
+		r, err := m.lookUp(ctx, pod, use.Name)
+		if err != nil {
+			v.Err, v.Message = err, err.Error()
+		} else {
+			v.Volume, v.ID, v.Path = r.Volume, r.ID, m.layout.Load().PodVolume(r.Volume)
+			if r.Block {
+				v.Path = m.layout.Load().PodDevice(r.Volume)
+			}
+			join(wishes, pod, use.Name, r)
+		}
+		p.Volumes = append(p.Volumes, v)
+	}
+	for i := range p.Volumes {
+		if v := &p.Volumes[i]; v.Err == nil {
+			v.Steps, v.Holds = m.planVolume(v.ID, *wishes[place{v.Volume, v.ID}])
+		}
 	}
 	slices.SortFunc(p.Volumes, func(a, b VolumePlan) int { return strings.Compare(a.Name, b.Name) })
 	return p, nil
 }
 
-func (m *Manager) planVolume(ctx context.Context, pod *v1.Pod, name string) VolumePlan {
-	p := VolumePlan{Name: name}
-	r, err := m.resolver.Resolve(ctx, pod, name)
-	if err != nil {
-		p.Err, p.Message = err, err.Error()
-		return p
+// join adds what a name of the pod's spec leads to. Several names may lead to
+// one volume, which is read-only only if it is so under each of them.
+func join(wishes map[place]*dsw.PodWish, pod *v1.Pod, name string, r dsw.Resolution) {
+	at := place{r.Volume, r.ID}
+	names := []string{name}
+	if w := wishes[at]; w != nil {
+		names = append(w.Names, name)
+		if r.Params.ReadOnly || !w.Params.ReadOnly {
+			w.Names = names
+			return
+		}
 	}
-	p.Volume, p.ID, p.Path = r.Volume, r.ID, m.host.Layout.PodVolume(r.Volume)
-	fact, ok := m.actual.Volume(r.ID)
-	if !ok {
-		fact.ID = r.ID
-	}
-	var there []plugins.PodVolume
-	for _, entry := range fact.Pods {
-		there = append(there, entry.Volume)
-	}
-	wish := m.desired.Wish(r.ID, there)
-	wish.Pods = slices.Clone(wish.Pods) // it may be shared
-	mine := dsw.PodWish{
-		Volume: r.Volume, State: dsw.Wanted, Names: []string{name}, Pod: pod, Spec: r.Spec,
+	wishes[at] = &dsw.PodWish{
+		Volume: r.Volume, State: dsw.Wanted, Names: names, Pod: pod, Spec: r.Spec,
 		Identity: r.Identity, Block: r.Block, Params: r.Params,
 	}
-	if i := slices.IndexFunc(wish.Pods, func(w dsw.PodWish) bool { return w.Volume == r.Volume }); i >= 0 {
-		if wish.Pods[i].State != dsw.Wanted {
-			wish.Pods[i] = mine
-		}
+}
+
+// planVolume plans up to the ready volume, with mine in the place of what the
+// desired state has for that pod.
+func (m *Manager) planVolume(id plugins.VolumeID, mine dsw.PodWish) ([]reconciler.Step, []reconciler.Hold) {
+	fact, ok := m.actual.Volume(id)
+	if !ok {
+		fact.ID = id
+	}
+	there := make([]plugins.PodVolume, len(fact.Pods))
+	for i, entry := range fact.Pods {
+		there[i] = entry.Volume
+	}
+	wish := m.desired.Wish(id, there)
+	wish.Pods = slices.Clone(wish.Pods) // it may be shared
+	if i := slices.IndexFunc(wish.Pods, func(w dsw.PodWish) bool { return w.Volume == mine.Volume }); i >= 0 {
+		mine.Generation = wish.Pods[i].Generation
+		wish.Pods[i] = mine
 	} else {
 		wish.Pods = append(wish.Pods, mine)
 		slices.SortFunc(wish.Pods, func(a, b dsw.PodWish) int { return strings.Compare(a.Volume.String(), b.Volume.String()) })
 	}
-	p.Steps, p.Holds = foresee(m.host.Time().Now(), wish, fact, r.Volume)
-	return p
+	return foresee(m.host.Time().Now(), wish, fact, mine.Volume)
 }
 
 // foresee plans a volume again and again, as if every step that concerns v

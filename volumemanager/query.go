@@ -21,8 +21,8 @@ type MountedVolume struct {
 	Path string
 	// Block is true for a raw device.
 	Block bool
-	// ReadOnly is true if containers must get it read-only whatever their
-	// volumeMounts say.
+	// ReadOnly is true if containers must get it read-only under this name,
+	// whatever their volumeMounts say.
 	ReadOnly bool
 	// Attributes as the plugin gave them.
 	Attributes plugins.Attributes
@@ -39,35 +39,37 @@ func (m *Manager) MountedVolumes(pod *v1.Pod) map[string]MountedVolume {
 	state, _ := m.desired.Pod(pod.UID)
 	for _, v := range state.Volumes {
 		entry, ok := m.actual.PodVolume(v.Volume)
-		if !v.Resolved || !ok || entry.State != asw.Present {
+		if !v.Resolved || !ok || entry.ID != v.ID || entry.State != asw.Present {
 			continue
 		}
 		ready[v.Name] = MountedVolume{
 			Volume: entry.Volume, ID: entry.ID, Path: entry.Path, Block: entry.Block,
-			ReadOnly: entry.Attributes.ReadOnly || entry.Params.ReadOnly, Attributes: entry.Attributes,
+			ReadOnly:   entry.Attributes.ReadOnly || entry.Params.ReadOnly || v.Spec != nil && v.Spec.ReadOnly,
+			Attributes: entry.Attributes,
 		}
 	}
 	return ready
 }
 
 // PossiblyMounted reports whether anything of the pod's volumes is or may be
-// on the node.
-func (m *Manager) PossiblyMounted(uid types.UID) bool { return len(m.actual.Pod(uid)) > 0 }
+// on the node, which includes a step that runs. Until Run has found out what an
+// earlier process left, that is so of every pod.
+func (m *Manager) PossiblyMounted(uid types.UID) bool { return !closed(m.loaded) || m.anythingOf(uid) }
 
 // VolumesInUse lists, sorted, the attachable volumes that a control plane must
 // not detach: those that a pod wants, and those of which anything is or may be
 // on this node, running steps included. Until [Manager.Ready] is closed the
 // list may lack volumes; do not replace an older list by it before.
 func (m *Manager) VolumesInUse() []plugins.VolumeID {
-	list := m.actual.InUse()
+	var list []plugins.VolumeID
+	// In the order in which a volume moves, so that none slips through.
 	for id := range m.desired.Volumes() {
-		for _, w := range m.desired.Wish(id, nil).Pods {
-			if w.State == dsw.Wanted && w.Identity.Attach {
-				list = append(list, id)
-				break
-			}
+		if slices.ContainsFunc(m.desired.Wish(id, nil).Pods, func(w dsw.PodWish) bool { return w.Identity.Attach }) {
+			list = append(list, id)
 		}
 	}
+	list = append(list, m.log.attaching()...)
+	list = append(list, m.actual.InUse()...)
 	slices.Sort(list)
 	return slices.Compact(list)
 }

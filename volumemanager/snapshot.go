@@ -7,6 +7,7 @@ import (
 
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/volumekit/volumekit/asw"
 	"github.com/volumekit/volumekit/plugins"
 	"github.com/volumekit/volumekit/reconciler"
 )
@@ -40,9 +41,15 @@ type VolumeSnapshot struct {
 	Pods []PodVolumeSnapshot `json:"pods,omitempty"`
 	// Plan is what is due now.
 	Plan reconciler.Plan `json:"plan"`
+	// Node tells how attaching, the device mount and their undoing fare; nil if
+	// nothing of that is due.
+	Node *Progress `json:"node,omitempty"`
 	// Steps tell how running and failed steps fare.
 	Steps []StepSnapshot `json:"steps,omitempty"`
 }
+
+// absent is the state of what is not there.
+var absent = asw.Absent.String()
 
 // PodVolumeSnapshot is what is known about a volume of one pod.
 type PodVolumeSnapshot struct {
@@ -69,11 +76,9 @@ type FaultSnapshot struct {
 // Snapshot returns everything that the manager knows. It costs time in
 // proportion to the number of volumes; it holds up nothing.
 func (m *Manager) Snapshot() Snapshot {
-	s := Snapshot{Time: m.host.Time().Now(), InUse: m.VolumesInUse()}
-	select {
-	case <-m.ready:
-		s.Ready = true
-	default:
+	s := Snapshot{
+		Time: m.host.Time().Now(), Ready: closed(m.ready), InUse: m.VolumesInUse(),
+		Pods: []PodStatus{}, Volumes: []VolumeSnapshot{},
 	}
 	seen := map[plugins.VolumeID]bool{}
 	pods := map[types.UID]bool{}
@@ -108,16 +113,17 @@ func (m *Manager) Snapshot() Snapshot {
 
 func (m *Manager) volumeSnapshot(id plugins.VolumeID, pods map[types.UID]bool) VolumeSnapshot {
 	fact, _ := m.actual.Volume(id)
+	plan := m.steps.Plan(id)
 	v := VolumeSnapshot{
 		ID: id, Attachment: fact.Attachment.String(), Device: fact.Device.String(),
-		DevicePath: fact.DevicePath, DeviceMountPath: fact.DeviceMountPath, Plan: m.steps.Plan(id),
+		DevicePath: fact.DevicePath, DeviceMountPath: fact.DeviceMountPath, Plan: plan, Node: m.node(id, plan),
 	}
 	for _, p := range fact.Pods {
 		pods[p.Volume.Pod] = true
 		v.Pods = append(v.Pods, PodVolumeSnapshot{Volume: p.Volume, State: p.State.String(), Found: p.Found, Path: p.Path, Since: p.Since})
 	}
-	for _, r := range reportOf(m.volumes, id) {
-		step := StepSnapshot{StepReport: r}
+	for _, r := range m.log.report(id, m.volumes) {
+		step := StepSnapshot{StepReport: r.StepReport}
 		if r.Err != nil {
 			step.Error, step.Class = r.Err.Error(), plugins.ClassOf(r.Err).String()
 		}

@@ -141,4 +141,3 @@ func (l *lateJournal) Delete(ctx context.Context, key journal.Key, durable bool)
 	}
 	return errNoJournal
 }
-

@@ -227,11 +227,6 @@ func (e loggedEngine) Do(ctx context.Context, step reconciler.Step) (err error) 
 // stepEnded wakes those whose volume the step was about.
 func (m *Manager) stepEnded(key reconciler.Key) {
 	if uid := key.Volume.Pod; uid != "" {
-		if !m.anythingOf(uid) {
-			if _, known := m.desired.Pod(uid); !known {
-				m.steps.Forget(uid) // the step may have left a note after the pod went
-			}
-		}
 		m.watchers.notify(uid)
 		return
 	}

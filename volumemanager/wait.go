@@ -25,38 +25,59 @@ var (
 	ErrStillMounted = errors.New("volumes are still mounted")
 )
 
+// waitError is the end of a wait that did not bring what was waited for. It is
+// like its sentinel, and has the class of its cause.
+type waitError struct {
+	is    error
+	pod   string
+	cause error
+}
+
+func outcome(is error, pod string, cause error) error { return &waitError{is, pod, cause} }
+
+func (e *waitError) Error() string {
+	return "pod " + e.pod + ": " + e.is.Error() + ": " + e.cause.Error()
+}
+func (e *waitError) Is(target error) bool { return target == e.is }
+func (e *waitError) Unwrap() error        { return e.cause }
+
+func podName(pod *v1.Pod) string { return pod.Namespace + "/" + pod.Name }
+
 // WaitForAttachAndMount returns nil once every volume that the pod's containers
 // use is ready. It returns early, with an error that wraps [ErrNotReady], when
-// a volume has failed in a way that trying again will not cure, and with
-// [ErrPodRemoved] when the pod is removed meanwhile. When ctx ends first, the
-// error wraps ErrNotReady, ctx's cause, and what each missing volume suffers
-// from. A pod that the source has not told yet is waited for. Any number of
-// callers may wait for one pod; none takes anything from another.
+// a volume has failed in a way that trying again will not cure, or the pod as a
+// whole cannot be taken; and with [ErrPodRemoved] when the pod is removed
+// meanwhile. When ctx ends first, the error wraps ErrNotReady, ctx's cause, and
+// what each missing volume suffers from; when Run ends first, likewise with
+// [ErrStopped]. A pod that the source has not told yet is waited for. Any
+// number of callers may wait for one pod; none takes anything from another.
 func (m *Manager) WaitForAttachAndMount(ctx context.Context, pod *v1.Pod) error {
 	if pod == nil {
 		return nil
 	}
+	if err := plugins.CheckName(string(pod.UID)); err != nil {
+		return outcome(ErrNotReady, podName(pod), plugins.Permanent(fmt.Errorf("metadata.uid: %w", err)))
+	}
 	seen := false
-	return m.watchers.wait(ctx, pod.UID, func(ended error) (done bool, err error) {
-		status, known := m.status(pod.UID)
-		if !known {
-			if seen {
-				return true, fmt.Errorf("pod %s/%s: %w", pod.Namespace, pod.Name, ErrPodRemoved)
-			}
-			if ended != nil {
-				return true, fmt.Errorf("%w: the pod source has not told pod %s/%s: %w", ErrNotReady, pod.Namespace, pod.Name, ended)
-			}
-			return false, nil
+	return m.watchers.wait(ctx, m.stopped, pod.UID, func(ended error) (done bool, err error) {
+		status, _ := m.status(pod.UID)
+		switch {
+		case status.Known:
+			seen = true
+			return notReady(status, ended)
+		case seen:
+			return true, fmt.Errorf("pod %s: %w", podName(pod), ErrPodRemoved)
+		case ended != nil:
+			return true, outcome(ErrNotReady, podName(pod), fmt.Errorf("the pod source has not told it: %w", ended))
 		}
-		seen = true
-		return notReady(status, ended)
+		return false, nil
 	})
 }
 
 // notReady turns a pod's status into the outcome of a wait.
 func notReady(status PodStatus, ended error) (done bool, err error) {
 	if status.Err != nil {
-		return true, fmt.Errorf("pod %s: %w: %w", status.Pod, ErrNotReady, status.Err)
+		return true, outcome(ErrNotReady, status.Pod.String(), status.Err)
 	}
 	var faults []error
 	var missing []string
@@ -71,7 +92,7 @@ func notReady(status PodStatus, ended error) (done bool, err error) {
 		} else if v.Message != "" {
 			faults = append(faults, fmt.Errorf("volume %s: %s", v.Name, v.Message))
 		}
-		hopeless = hopeless || v.Class == plugins.ClassPermanent || v.Class == plugins.ClassUnsupported
+		hopeless = hopeless || !v.again && (v.Class == plugins.ClassPermanent || v.Class == plugins.ClassUnsupported)
 	}
 	switch {
 	case len(missing) == 0:
@@ -81,38 +102,67 @@ func notReady(status PodStatus, ended error) (done bool, err error) {
 	case !hopeless:
 		return false, nil
 	}
-	return true, fmt.Errorf("pod %s: %w: %s: %w", status.Pod, ErrNotReady, strings.Join(missing, ", "), errors.Join(faults...))
+	cause := fmt.Errorf("%s: %w", strings.Join(missing, ", "), errors.Join(faults...))
+	return true, outcome(ErrNotReady, status.Pod.String(), cause)
 }
 
 // WaitForUnmount returns nil once nothing of the pod's volumes is left on the
-// node. What may be left counts: an uncertain volume is waited for. The pod
-// must have been removed from its source, or the wait ends with ctx only.
+// node. What may be left counts: an uncertain volume is waited for, and so is a
+// step that runs. The pod must have been removed from its source, which need not
+// have told that yet; else the wait ends with ctx, or with Run. The error then
+// wraps [ErrStillMounted] and ctx's cause or [ErrStopped].
 func (m *Manager) WaitForUnmount(ctx context.Context, pod *v1.Pod) error {
 	if pod == nil {
 		return nil
 	}
-	return m.watchers.wait(ctx, pod.UID, func(ended error) (done bool, err error) {
-		left := m.actual.Pod(pod.UID)
-		if len(left) == 0 {
+	return m.watchers.wait(ctx, m.stopped, pod.UID, func(ended error) (done bool, err error) {
+		if m.unmounted(pod.UID) {
 			return true, nil
 		}
 		if ended == nil {
 			return false, nil
 		}
-		status, _ := m.status(pod.UID)
-		faults := make([]error, 0, len(left))
-		for _, v := range status.Volumes {
-			if v.Err != nil {
-				faults = append(faults, v.Err)
-			}
-		}
-		names := make([]string, len(left))
-		for i, entry := range left {
-			names[i] = entry.Volume.Name + " (" + entry.State.String() + ")"
-		}
-		return true, fmt.Errorf("pod %s/%s: %w: %s: %w", pod.Namespace, pod.Name, ErrStillMounted,
-			strings.Join(names, ", "), errors.Join(append(faults, ended)...))
+		return true, outcome(ErrStillMounted, podName(pod), m.stillMounted(pod.UID, ended))
 	})
+}
+
+// unmounted reports whether nothing of the pod is there, nor will be.
+func (m *Manager) unmounted(uid types.UID) bool {
+	if !closed(m.loaded) { // it is not known yet what an earlier process left
+		return false
+	}
+	// In this order: once the pod is gone from the desired state no step begins
+	// that makes something of it.
+	if state, known := m.desired.Pod(uid); known && len(state.Volumes) > 0 {
+		return false
+	}
+	return !m.anythingOf(uid)
+}
+
+// stillMounted says what is left of a pod.
+func (m *Manager) stillMounted(uid types.UID, ended error) error {
+	var faults []error
+	status, known := m.status(uid)
+	switch {
+	case !closed(m.loaded):
+		faults = append(faults, errors.New("it is not known yet what an earlier process left"))
+	case status.Known:
+		faults = append(faults, errors.New("the pod source still has the pod"))
+	case !known:
+		faults = append(faults, errors.New("a step of it still runs"))
+	}
+	for _, v := range status.Volumes {
+		what := string(v.Phase)
+		if entry, ok := m.actual.PodVolume(v.Volume); ok {
+			what = entry.State.String()
+		}
+		if fault := fmt.Errorf("%s (%s)", v.Name, what); v.Err != nil {
+			faults = append(faults, fmt.Errorf("%w: %w", fault, v.Err))
+		} else {
+			faults = append(faults, fault)
+		}
+	}
+	return errors.Join(append(faults, ended)...)
 }
 
 // WaitForAllPodsUnmount waits for all of the pods at once, and joins one error
@@ -130,53 +180,90 @@ func (m *Manager) WaitForAllPodsUnmount(ctx context.Context, pods []*v1.Pod) err
 // watchers wakes those who wait for changes of a pod.
 type watchers struct {
 	mu   sync.Mutex
-	pods map[types.UID]chan struct{} // closed at the next change; only where somebody waits
+	pods map[types.UID]*watched // only where somebody waits
 }
 
+// watched is a pod that somebody waits for.
+type watched struct {
+	changed chan struct{} // closed and replaced at each change
+	waiters int
+}
+
+// anyPod is the key of those who wait for a change of any pod. No pod has it:
+// an empty UID is refused.
+const anyPod = ""
+
 // wait calls check until it says done: now, after each change of the pod, and
-// once more with ctx's cause when ctx ends.
-func (w *watchers) wait(ctx context.Context, uid types.UID, check func(ended error) (done bool, err error)) error {
+// once more with the cause when ctx ends, or with ErrStopped when stopped is
+// closed.
+func (w *watchers) wait(
+	ctx context.Context, stopped <-chan struct{}, uid types.UID, check func(ended error) (done bool, err error),
+) error {
+	w.enter(uid)
+	defer w.leave(uid)
 	for {
 		changed := w.next(uid) // before the check, so that no change is missed
 		if done, err := check(nil); done {
 			return err
 		}
+		ended := ErrStopped
 		select {
 		case <-changed:
+			continue
 		case <-ctx.Done():
-			if done, err := check(context.Cause(ctx)); done {
-				return err
-			}
-			return context.Cause(ctx)
+			ended = context.Cause(ctx)
+		case <-stopped:
 		}
+		if done, err := check(ended); done {
+			return err
+		}
+		return ended
+	}
+}
+
+func (w *watchers) enter(uid types.UID) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.pods[uid] == nil {
+		w.pods[uid] = &watched{changed: make(chan struct{})}
+	}
+	w.pods[uid].waiters++
+}
+
+func (w *watchers) leave(uid types.UID) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.pods[uid].waiters--; w.pods[uid].waiters == 0 {
+		delete(w.pods, uid)
 	}
 }
 
 func (w *watchers) next(uid types.UID) <-chan struct{} {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if w.pods[uid] == nil {
-		w.pods[uid] = make(chan struct{})
-	}
-	return w.pods[uid]
+	return w.pods[uid].changed
 }
 
 func (w *watchers) notify(uid types.UID) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	for _, key := range []types.UID{uid, anyPod} {
-		if c := w.pods[key]; c != nil {
-			close(c)
-			delete(w.pods, key)
-		}
+	w.pods[uid].tell()
+	if uid != anyPod {
+		w.pods[anyPod].tell()
 	}
 }
 
 func (w *watchers) notifyAll() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	for uid, c := range w.pods {
-		close(c)
-		delete(w.pods, uid)
+	for _, p := range w.pods {
+		p.tell()
+	}
+}
+
+func (p *watched) tell() {
+	if p != nil {
+		close(p.changed)
+		p.changed = make(chan struct{})
 	}
 }

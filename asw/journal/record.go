@@ -29,8 +29,8 @@ type Record struct {
 	Names []string       `json:"names,omitempty"`
 	// Block is true for a raw device.
 	Block bool `json:"block,omitempty"`
-	// Attach and Device say which node-wide steps the volume has, Durable and
-	// Parallel are as in [plugins.Identity].
+	// Attach and Device say which node-wide steps may have been done and have
+	// to be undone, Durable and Parallel are as in [plugins.Identity].
 	Attach   bool `json:"attach,omitempty"`
 	Device   bool `json:"device,omitempty"`
 	Durable  bool `json:"durable,omitempty"`

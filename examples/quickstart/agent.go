@@ -5,10 +5,8 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io/fs"
 	"os"
-	"path/filepath"
-	"reflect"
+	"strings"
 	"sync"
 	"time"
 
@@ -22,268 +20,184 @@ import (
 	"github.com/volumekit/volumekit/volumemanager"
 )
 
+// settings are the options of an agent.
+type settings struct {
+	options
+	restarted bool   // the agent before this one was killed
+	unread    func() // called when nobody reads the output any more
+}
+
 // agent is a node agent in miniature: files are its API server, and no
 // container ever runs.
 type agent struct {
-	options
+	settings
 	out     *console
 	mounter *hostmount.Mounter
-	store   *memory.Store
+	layout  plugins.Layout
+	folder  *folder
 	pods    *memory.Pods
 	manager *volumemanager.Manager
-
-	mu      sync.Mutex
-	objects map[string]object // what the folder held when it was read last
-	faults  []error           // what could not be read then
-	told    map[string]bool   // faults that were shown
+	shown   sync.Map // the UIDs of pods whose volumes have been shown
 }
 
-// run shows the volumes until ctx ends, or once. ok is false if a pod's
-// volumes did not become ready, a manifest was bad, or something was left.
-func run(ctx context.Context, o options) (ok bool, err error) {
+// run shows the volumes until asked ends, or once, and takes them away. ok is
+// false if something was left or, with -once, a pod's volumes did not become
+// ready or a manifest was bad.
+func run(asked, insisted context.Context, s settings) (ok bool, err error) {
 	a := &agent{
-		options: o, out: newConsole(os.Stdout), mounter: hostmount.New(hostmount.Options{}),
-		store: memory.NewStore(), pods: memory.NewPods(),
-		objects: map[string]object{}, told: map[string]bool{},
+		settings: s,
+		out:      newConsole(s.json, s.unread),
+		mounter:  hostmount.New(hostmount.Options{}),
+		layout:   plugins.Layout{Root: s.root},
 	}
+
+	// What the API server is to a kubelet, the store is here: it holds
+	// everything that volumes refer to, and tells when it changes.
+	store := memory.New(memory.Config{NodeName: "quickstart"})
 	node := &v1.Node{ObjectMeta: metav1.ObjectMeta{Name: "quickstart"}}
-	if err := a.store.Apply(node); err != nil {
+	if err := store.Apply(node); err != nil {
 		return false, err
 	}
-	host := a.store.Host(plugins.Layout{Root: o.root}, a.mounter)
+	a.pods = store.Pods()
+	a.folder = newFolder(s.manifests, store, a.out)
+
+	// The host is all that volumes need from the program that embeds them; the
+	// registry says which kinds of volumes there are.
+	host := store.Host(a.layout, a.mounter)
 	host.NodeName = "quickstart"
 	registry, err := builtin.Registry(host, builtin.Options{})
 	if err != nil {
 		return false, err
 	}
 	a.manager, err = volumemanager.New(volumemanager.Config{
-		Host: host, Plugins: registry, Pods: a.pods, Root: volumemanager.MakeShared,
+		Host: host, Plugins: registry, Pods: a.pods,
+		Root:           volumemanager.MakeShared,
 		ContentChanged: a.contentChanged,
 	})
 	if err != nil {
 		return false, err
 	}
 
-	// The manager outlives ctx: it still has to take everything away.
-	life, end := context.WithCancel(context.WithoutCancel(ctx))
+	// Run owns every goroutine of the manager. It outlives asked: volumes still
+	// have to be taken away then.
+	before := a.mounts(insisted)
+	life, end := context.WithCancel(context.WithoutCancel(insisted))
 	defer end()
 	ended := make(chan error, 1)
 	go func() { ended <- a.manager.Run(life) }()
 
-	a.read()
+	if asked.Err() == nil { // else only what an earlier agent left is taken away
+		a.folder.read()
+	}
+	// From here on, what no pod wants goes away. So this has to wait if the agent
+	// before this one knew pods that cannot be read now.
+	if a.folder.good() || !a.restarted {
+		a.pods.MarkSynced()
+		select {
+		case <-a.manager.Ready():
+		case err := <-ended:
+			return false, err
+		}
+	} else {
+		a.out.event("nothing is taken away until all manifests are good")
+	}
+	ok = a.live(asked, before)
+	began := time.Now()
 	a.pods.MarkSynced()
-	select {
-	case <-a.manager.Ready():
-	case err := <-ended:
+	drained := a.drain(insisted)
+	end()
+	if err := <-ended; err != nil && !errors.Is(err, context.Canceled) {
 		return false, err
 	}
-	ok = a.show(ctx)
-	if !a.once {
-		a.follow(ctx)
-	}
-	drained, err := a.drain(life)
-	end()
-	if stopped := <-ended; stopped != nil && !errors.Is(stopped, context.Canceled) {
-		err = errors.Join(err, stopped)
-	}
-	return ok && drained, err
+	return a.prove(time.Since(began)) && drained && ok, nil
 }
 
-// read brings the store and the pods to what the folder says now.
-func (a *agent) read() {
-	objects, faults := readFolder(a.manifests)
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	a.faults = faults
-	for _, fault := range faults {
-		if !a.told[fault.Error()] {
-			a.told[fault.Error()] = true
-			a.out.line("bad manifest: %v", fault)
+// live is what happens between the start and the end.
+func (a *agent) live(ctx context.Context, before []mountID) (ok bool) {
+	interrupted := func() bool {
+		if ctx.Err() != nil && a.once {
+			a.out.fault("interrupted")
 		}
+		return ctx.Err() != nil
 	}
-	now := map[string]object{}
-	for _, o := range objects {
-		now[o.key()] = o
+	if interrupted() {
+		return !a.once
 	}
-	if len(faults) > 0 { // a file that cannot be read for now takes nothing away
-		for key, o := range a.objects {
-			if _, still := now[key]; !still {
-				now[key] = o
-			}
-		}
+	if !a.restarted || a.once {
+		a.out.line("manifests: %s\nvolumes:   %s", a.folder.dir, a.root)
 	}
-	for key, o := range now {
-		if reflect.DeepEqual(a.objects[key].Object, o.Object) {
-			continue
-		}
-		if pod, isPod := o.Object.(*v1.Pod); isPod {
-			a.pods.Set(pod)
-		} else if err := a.store.Apply(o.Object); err != nil {
-			a.out.line("%s: %v", o.from, err)
-		}
+	ready := a.settle(ctx)
+	if interrupted() {
+		return !a.once
 	}
-	for key, o := range a.objects {
-		if _, still := now[key]; still {
-			continue
-		}
-		if pod, isPod := o.Object.(*v1.Pod); isPod {
-			a.pods.Remove(pod.UID)
-		} else if err := a.store.Delete(o.Object); err != nil {
-			a.out.line("%s: %v", o.from, err)
-		}
+	if a.restarted {
+		a.compare(before, a.mounts(ctx))
 	}
-	a.objects = now
-}
-
-func (a *agent) podList() []*v1.Pod {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	var list []*v1.Pod
-	for _, o := range a.objects {
-		if pod, ok := o.Object.(*v1.Pod); ok {
-			list = append(list, pod)
-		}
-	}
-	sortPods(list)
-	return list
-}
-
-// show waits until every pod is ready or cannot become so, with progress, and
-// prints what each pod sees.
-func (a *agent) show(ctx context.Context) (ok bool) {
-	ctx, cancel := context.WithTimeout(ctx, a.timeout)
-	defer cancel()
-	began := time.Now()
-	list := a.podList()
-	var wg sync.WaitGroup
-	faults := make([]error, len(list))
-	done := make(chan struct{})
-	go func() { // progress, until the waits have ended
-		defer close(done)
-		a.progress(ctx, list)
-	}()
-	for i, pod := range list {
-		wg.Go(func() { faults[i] = a.manager.WaitForAttachAndMount(ctx, pod) })
-	}
-	wg.Wait()
-	cancel()
-	<-done
-	a.out.clear()
-	ok = true
-	ready := 0
-	for i, pod := range list {
-		switch status, _ := a.manager.Status(pod); {
-		case faults[i] == nil:
-			ready++
-		case onlyUnsupported(status):
-		default:
-			ok = false
-		}
-	}
-	a.mu.Lock()
-	ok = ok && len(a.faults) == 0
-	a.mu.Unlock()
-	if a.json {
+	switch {
+	case a.json:
 		encoder := json.NewEncoder(os.Stdout)
 		encoder.SetIndent("", "  ")
-		_ = encoder.Encode(a.manager.Snapshot())
-		return ok
+		if err := encoder.Encode(a.manager.Snapshot()); err != nil {
+			a.out.broken()
+		}
+	case !a.restarted || a.once:
+		a.trees(a.folder.pods())
 	}
-	a.out.line("%d of %d pods are ready after %v", ready, len(list), time.Since(began).Round(100*time.Microsecond))
-	for _, pod := range list {
-		a.tree(pod)
+	if a.once {
+		return ready && a.folder.good() && ctx.Err() == nil
 	}
-	return ok
+	a.follow(ctx)
+	return true
 }
 
-// follow keeps up with the folder until ctx ends.
-func (a *agent) follow(ctx context.Context) {
-	a.out.line("")
-	a.out.line("agent pid %d; manifests: %s; volumes: %s", os.Getpid(), a.manifests, a.root)
-	a.out.line("Edit, add or delete files there; `kill -9 %d`; Ctrl-C ends.", os.Getpid())
-	err := watch(ctx, a.manifests, func() {
-		before := a.podList()
-		a.read()
-		a.report(ctx, before, a.podList())
-	})
-	if err != nil {
-		a.out.line("the folder can no longer be watched: %v", err)
-		<-ctx.Done()
-	}
-}
-
-// report tells how the pods that came, changed or went fare.
-func (a *agent) report(ctx context.Context, before, after []*v1.Pod) {
-	ctx, cancel := context.WithTimeout(ctx, a.timeout)
+// drain takes everything away.
+func (a *agent) drain(insisted context.Context) (ok bool) {
+	ctx, cancel := context.WithTimeout(insisted, a.timeout)
 	defer cancel()
-	was := map[string]*v1.Pod{}
-	for _, pod := range before {
-		was[string(pod.UID)] = pod
-	}
-	for _, pod := range after {
-		old := was[string(pod.UID)]
-		delete(was, string(pod.UID))
-		if old == pod {
-			continue
-		}
-		began := time.Now()
-		err := a.manager.WaitForAttachAndMount(ctx, pod)
-		a.out.line("pod %s/%s: looked at after %v", pod.Namespace, pod.Name, time.Since(began).Round(100*time.Microsecond))
-		if err != nil {
-			a.out.line("  %v", err)
-		}
-		if old == nil {
-			a.tree(pod)
-		}
-	}
-	for _, pod := range was {
-		if err := a.manager.WaitForUnmount(ctx, pod); err != nil {
-			a.out.line("pod %s/%s: %v", pod.Namespace, pod.Name, err)
-			continue
-		}
-		a.out.line("pod %s/%s is gone, and so are its volumes", pod.Namespace, pod.Name)
-	}
-}
-
-func (a *agent) contentChanged(c volumemanager.ContentChange) {
-	a.mu.Lock()
-	quiet := a.once
-	a.mu.Unlock()
-	if !quiet {
-		a.out.line("pod %s: volume %v changed: %v", c.Pod, c.Names, c.Files)
-	}
-}
-
-// drain takes everything away and proves that nothing is left.
-func (a *agent) drain(ctx context.Context) (ok bool, err error) {
-	ctx, cancel := context.WithTimeout(ctx, a.timeout)
-	defer cancel()
+	a.out.progress("taking everything away; Ctrl-C again gives up")
 	report, err := a.manager.Drain(ctx)
+	a.out.clear()
 	for _, pod := range report.Pods {
 		for _, v := range pod.Volumes {
-			a.out.line("left: pod %s volume %s: %s %s", pod.Pod, v.Name, v.Code, v.Message)
+			a.out.fault("left: pod %s, volume %s: %s: %s", pod.Pod, v.Name, v.Phase, v.Message)
 		}
 	}
 	if err != nil {
-		return false, err
+		a.out.fault("%v", err)
 	}
-	table, err := a.mounter.Table(ctx)
+	return err == nil
+}
+
+// prove looks at the kernel's mount table and at the disk, now that the
+// manager has ended, and says what is left.
+func (a *agent) prove(took time.Duration) (ok bool) {
+	left, err := leftovers(context.Background(), a.mounter, a.layout)
 	if err != nil {
-		return false, err
+		a.out.fault("what is left cannot be told: %v", err)
+		return false
 	}
-	root, err := filepath.EvalSymlinks(a.root)
+	a.out.line("\ndrained in %v: %d mounts and %d files or folders are left under\n%s", round(took), len(left.mounts), len(left.paths), a.root)
+	for _, path := range append(left.mounts, left.paths...) {
+		a.out.fault("left: %s", path)
+	}
+	if left.none() {
+		// The manager's own books and empty folders would serve the next start.
+		err = removeBooks(a.layout)
+	}
 	if err != nil {
-		return false, err
+		a.out.fault("%v", err)
 	}
-	mounts := len(table.Below(root))
-	pods, err := os.ReadDir(filepath.Join(root, "pods"))
-	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return false, err
+	return err == nil && left.none()
+}
+
+// contentChanged is called by the manager after files of a volume changed.
+func (a *agent) contentChanged(c volumemanager.ContentChange) {
+	if _, shown := a.shown.Load(c.Pod.UID); !shown {
+		return // its first content
 	}
-	a.out.line("")
-	a.out.line("drained: %d mounts and %d pod folders are left under %s", mounts, len(pods), root)
-	if mounts > 0 || len(pods) > 0 {
-		return false, fmt.Errorf("%d mounts and %d pod folders are left", mounts, len(pods))
+	files := strings.Join(c.Files[:min(5, len(c.Files))], ", ")
+	if more := len(c.Files) - 5; more > 0 {
+		files += fmt.Sprintf(" and %d more", more)
 	}
-	return true, nil
+	a.out.event("pod %s: files of volume %s changed%s: %s", c.Pod, strings.Join(c.Names, ", "), a.folder.sinceEdit(), files)
 }

@@ -10,23 +10,21 @@
 //	go run ./examples/quickstart -once          # show it and end
 //	go run ./examples/quickstart                # stay; edit the files, kill the agent, Ctrl-C
 //	go run ./examples/quickstart -manifests DIR # with your own files
+//
+// The use of the library is in agent.go; that is the file to copy from. The
+// others read manifests, print, and keep the namespaces.
 package main
 
 import (
-	"context"
-	"embed"
+	"errors"
 	"flag"
 	"fmt"
-	"io/fs"
+	"io"
 	"os"
 	"os/signal"
-	"path/filepath"
 	"syscall"
 	"time"
 )
-
-//go:embed manifests/*.yaml
-var shipped embed.FS
 
 type options struct {
 	manifests string
@@ -36,92 +34,78 @@ type options struct {
 	json      bool
 }
 
-func main() {
+func main() { os.Exit(start()) }
+
+func start() (code int) {
+	o, err := parse(os.Args[1:], os.Stderr)
+	switch {
+	case errors.Is(err, flag.ErrHelp):
+		return 0
+	case err != nil:
+		return 2
+	}
+	// Whoever reads our output may go away (`| head`): what is mounted still
+	// has to be taken away, so this must not end the process.
+	signal.Ignore(syscall.SIGPIPE)
+
+	// Three processes share the work; see processes_linux.go.
+	stage, err := stageFromEnvironment()
+	switch {
+	case err != nil:
+	case stage.Role == "":
+		code, err = command(o)
+	case stage.Role == roleKeeper:
+		code, err = keep(stage)
+	default:
+		code, err = serve(o, stage)
+	}
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "quickstart:", err)
+		return max(code, 1)
+	}
+	return code
+}
+
+func parse(args []string, out io.Writer) (options, error) {
 	var o options
-	flag.StringVar(&o.manifests, "manifests", "", "folder of YAML files (default: the ones that ship with the program, copied to a temporary folder)")
-	flag.StringVar(&o.root, "root", "", "folder for the volumes (default: a temporary one)")
-	flag.BoolVar(&o.once, "once", false, "show the volumes once, take them away, and end")
-	flag.DurationVar(&o.timeout, "timeout", 30*time.Second, "how long pods may take to become ready, and volumes to go away")
-	flag.BoolVar(&o.json, "json", false, "print the manager's snapshot as JSON instead of the tree")
-	flag.Parse()
-	if flag.NArg() > 0 {
-		fmt.Fprintf(os.Stderr, "quickstart: unexpected argument %q; see -help\n", flag.Arg(0))
-		os.Exit(2)
+	f := flag.NewFlagSet("quickstart", flag.ContinueOnError)
+	f.SetOutput(out)
+	f.StringVar(&o.manifests, "manifests", "", "`folder` of YAML and JSON files (default: those that ship with the program, copied to a temporary folder)")
+	f.StringVar(&o.root, "root", "", "`folder` for the volumes, empty or new (default: a temporary one)")
+	f.BoolVar(&o.once, "once", false, "show the volumes once, take them away, and end")
+	f.DurationVar(&o.timeout, "timeout", 30*time.Second, "how long pods may take to become ready, and volumes to go away")
+	f.BoolVar(&o.json, "json", false, "print the manager's snapshot as JSON instead of the tree")
+	if err := f.Parse(args); err != nil {
+		return o, err // f has printed it
 	}
-	// The folders are made by the outermost process, which outlives the rest.
-	cleanup, err := prepare(&o)
+	var err error
+	switch {
+	case f.NArg() > 0:
+		err = fmt.Errorf("unexpected argument %q; see -help", f.Arg(0))
+	case o.timeout <= 0:
+		err = fmt.Errorf("-timeout %v: it must be positive", o.timeout)
+	}
 	if err != nil {
-		fmt.Fprintln(os.Stderr, "quickstart:", err)
-		os.Exit(1)
+		fmt.Fprintln(out, "quickstart:", err)
 	}
-	if code, done := splitProcess(); done {
-		cleanup()
-		os.Exit(code)
-	}
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	ok, err := run(ctx, o)
-	stop()
-	if err != nil {
-		fmt.Fprintln(os.Stderr, "quickstart:", err)
-	}
-	if err != nil || !ok {
-		os.Exit(1)
-	}
+	return o, err
 }
 
-const (
-	rootVariable      = "VOLUMEKIT_QUICKSTART_ROOT"
-	manifestsVariable = "VOLUMEKIT_QUICKSTART_MANIFESTS"
-)
-
-// prepare makes the temporary folders in the outermost process and names them
-// to the others through the environment.
-func prepare(o *options) (cleanup func(), err error) {
-	if root := os.Getenv(rootVariable); root != "" {
-		o.root, o.manifests = root, os.Getenv(manifestsVariable)
-		return func() {}, nil
+// serve is the agent's whole life.
+func serve(o options, s stage) (code int, err error) {
+	keepInherited()
+	asked, insisted, ask, stop := interrupts()
+	defer stop()
+	if s.Ending { // the agent before this one was killed while it took things away
+		ask()
 	}
-	temporary, err := os.MkdirTemp("", "volumekit-quickstart-")
-	if err != nil {
-		return nil, err
-	}
-	cleanup = func() { _ = os.RemoveAll(temporary) }
-	if o.root == "" {
-		o.root = filepath.Join(temporary, "root")
-	}
+	o.root = s.Root
 	if o.manifests == "" {
-		o.manifests = filepath.Join(temporary, "manifests")
-		if err := copyShipped(o.manifests); err != nil {
-			cleanup()
-			return nil, err
-		}
+		o.manifests = s.Manifests
 	}
-	for variable, dir := range map[string]*string{rootVariable: &o.root, manifestsVariable: &o.manifests} {
-		absolute, err := filepath.Abs(*dir)
-		if err == nil {
-			*dir = absolute
-			err = os.Setenv(variable, absolute)
-		}
-		if err != nil {
-			cleanup()
-			return nil, err
-		}
+	ok, err := run(asked, insisted, settings{options: o, restarted: s.Restarted, unread: ask})
+	if err != nil || !ok {
+		return 1, err
 	}
-	return cleanup, nil
-}
-
-func copyShipped(dir string) error {
-	if err := os.MkdirAll(dir, 0o755); err != nil {
-		return err
-	}
-	return fs.WalkDir(shipped, "manifests", func(path string, d fs.DirEntry, err error) error {
-		if err != nil || d.IsDir() {
-			return err
-		}
-		text, err := shipped.ReadFile(path)
-		if err != nil {
-			return err
-		}
-		return os.WriteFile(filepath.Join(dir, filepath.Base(path)), text, 0o644)
-	})
+	return 0, nil
 }

@@ -3,242 +3,228 @@ package main
 import (
 	"bytes"
 	"cmp"
-	"context"
-	"crypto/sha256"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
-	"regexp"
 	"slices"
-	"strconv"
 	"strings"
-	"time"
+	"syscall"
+	"unicode/utf8"
 
-	"github.com/fsnotify/fsnotify"
-	v1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/apimachinery/pkg/types"
-	"sigs.k8s.io/yaml"
 )
 
-// object is one document of a manifest.
+// object is one object of a manifest.
 type object struct {
 	runtime.Object
 	meta metav1.Object
 	kind string
-	from string // file:line
+	file string
+	line int
 }
 
-func (o object) key() string { return o.kind + " " + o.meta.GetNamespace() + "/" + o.meta.GetName() }
+func (o object) key() string {
+	if ns := o.meta.GetNamespace(); ns != "" {
+		return o.kind + " " + ns + "/" + o.meta.GetName()
+	}
+	return o.kind + " " + o.meta.GetName()
+}
 
-// readFolder reads every YAML and JSON file of a folder. What cannot be read is
-// reported with file and line, and does not keep the rest from being used.
+// name is the key as a sentence would have it.
+func (o object) name() string {
+	if rest, isPod := strings.CutPrefix(o.key(), "Pod "); isPod {
+		return "pod " + rest
+	}
+	return o.key()
+}
+
+// ordered sorts the keys of objects so that what is referred to comes first.
+func ordered(objects map[string]object) []string {
+	rank := func(key string) int { return slices.Index(kinds, objects[key].kind) }
+	keys := make([]string, 0, len(objects))
+	for key := range objects {
+		keys = append(keys, key)
+	}
+	slices.SortFunc(keys, func(a, b string) int {
+		if d := rank(a) - rank(b); d != 0 {
+			return d
+		}
+		return strings.Compare(a, b)
+	})
+	return keys
+}
+
+// fault is a mistake in a manifest. Line 0 means the file as a whole.
+type fault struct {
+	file string
+	line int
+	err  error
+}
+
+func (f *fault) Error() string {
+	if f.line == 0 {
+		return f.file + ": " + f.err.Error()
+	}
+	return fmt.Sprintf("%s:%d: %v", f.file, f.line, f.err)
+}
+
+func (f *fault) Unwrap() error { return f.err }
+
+// byPlace orders faults by file and line.
+func byPlace(a, b error) int {
+	var x, y fault
+	for err, into := range map[error]*fault{a: &x, b: &y} {
+		if f := (*fault)(nil); errors.As(err, &f) {
+			*into = *f
+		}
+	}
+	return cmp.Or(strings.Compare(x.file, y.file), x.line-y.line)
+}
+
+// largest is how large a manifest may be. An API server takes 3 MiB at most.
+const largest = 4 << 20
+
+// readFolder reads every YAML and JSON file of a folder, as the API server
+// would have its objects. What cannot be read is reported with file and line,
+// and does not keep the rest from being used.
 func readFolder(dir string) (objects []object, faults []error) {
 	entries, err := os.ReadDir(dir)
 	if err != nil {
 		return nil, []error{err}
 	}
-	seen := map[string]string{}
+	first := map[string]object{}
 	for _, e := range entries {
-		name := filepath.Join(dir, e.Name())
-		if e.IsDir() || strings.HasPrefix(e.Name(), ".") || !slices.Contains([]string{".yaml", ".yml", ".json"}, filepath.Ext(name)) {
+		// Names that begin with a dot are editors' temporary files.
+		if strings.HasPrefix(e.Name(), ".") || !slices.Contains([]string{".yaml", ".yml", ".json"}, filepath.Ext(e.Name())) {
 			continue
 		}
-		text, err := os.ReadFile(name)
+		name := filepath.Join(dir, e.Name())
+		text, err := readFile(name)
 		if errors.Is(err, fs.ErrNotExist) {
 			continue // an editor renamed it away just now
 		}
 		if err != nil {
-			faults = append(faults, err)
+			faults = append(faults, &fault{file: name, err: err})
 			continue
 		}
-		for _, doc := range split(text) {
-			o, err := decode(doc.text)
-			at := fmt.Sprintf("%s:%d", name, doc.line+lineOf(err, doc.text))
-			switch {
-			case err != nil:
-				faults = append(faults, fmt.Errorf("%s: %w", at, err))
-			case o.Object == nil: // an empty document
-			case seen[o.key()] != "":
-				faults = append(faults, fmt.Errorf("%s: %s stands already at %s", at, o.key(), seen[o.key()]))
-			default:
-				o.from, seen[o.key()] = at, at
-				objects = append(objects, o)
+		found, bad := decodeFile(name, text)
+		faults = append(faults, bad...)
+		for _, o := range found {
+			if other, twice := first[o.key()]; twice {
+				faults = append(faults, &fault{o.file, o.line, fmt.Errorf("%s stands already at %s:%d", o.key(), other.file, other.line)})
+				continue
 			}
+			first[o.key()] = o
+			objects = append(objects, o)
 		}
 	}
-	bind(objects)
 	return objects, faults
+}
+
+// readFile reads a regular file of a bearable size; a pipe would hang.
+func readFile(name string) ([]byte, error) {
+	f, err := os.OpenFile(name, os.O_RDONLY|syscall.O_NONBLOCK, 0)
+	if err != nil {
+		return nil, cause(err)
+	}
+	defer f.Close()
+	info, err := f.Stat()
+	switch {
+	case err != nil:
+		return nil, cause(err)
+	case info.IsDir():
+		return nil, errors.New("this is a folder; manifests are read from one folder only")
+	case !info.Mode().IsRegular():
+		return nil, errors.New("this is not a regular file")
+	}
+	text, err := io.ReadAll(io.LimitReader(f, largest+1))
+	switch {
+	case err != nil:
+		return nil, cause(err)
+	case len(text) > largest:
+		return nil, fmt.Errorf("larger than %s", bytesText(largest))
+	}
+	return text, nil
+}
+
+// cause drops the path of an error where it is told anyway.
+func cause(err error) error {
+	if pathError := (*fs.PathError)(nil); errors.As(err, &pathError) {
+		return pathError.Err
+	}
+	return err
+}
+
+// decodeFile decodes all documents of a file.
+func decodeFile(name string, text []byte) (objects []object, faults []error) {
+	text = bytes.TrimPrefix(text, []byte("\ufeff"))
+	if at := firstInvalid(text); at >= 0 {
+		line := 1 + bytes.Count(text[:at], []byte("\n"))
+		return nil, []error{&fault{name, line, errors.New("this is not UTF-8 text")}}
+	}
+	docs := []document{{text: text, line: 1, json: true}}
+	if filepath.Ext(name) != ".json" {
+		docs = split(text)
+	}
+	for _, doc := range docs {
+		found, bad := doc.decode()
+		for _, o := range found {
+			o.file = name
+			objects = append(objects, o)
+		}
+		for _, f := range bad {
+			f.file = name
+			faults = append(faults, f)
+		}
+	}
+	return objects, faults
+}
+
+func firstInvalid(text []byte) int {
+	for at := 0; at < len(text); {
+		r, n := utf8.DecodeRune(text[at:])
+		if r == utf8.RuneError && n == 1 || r == 0 {
+			return at
+		}
+		at += n
+	}
+	return -1
 }
 
 // document is one part of a file and the line that it begins on.
 type document struct {
 	text []byte
 	line int
+	json bool
 }
 
+// split cuts a file at the lines that separate documents (YAML 1.2, 9.1.2).
 func split(text []byte) []document {
 	docs := []document{{line: 1}}
-	for i, line := range bytes.SplitAfter(text, []byte("\n")) {
-		if bytes.HasPrefix(line, []byte("---")) {
-			docs = append(docs, document{line: i + 2})
-			continue
-		}
+	number := 0
+	for line := range bytes.Lines(text) {
+		number++
 		last := &docs[len(docs)-1]
-		last.text = append(last.text, line...)
+		switch {
+		case marks(line, "---"):
+			// What follows on the line belongs to the new document.
+			docs = append(docs, document{line: number, text: append([]byte("   "), line[3:]...)})
+		case marks(line, "..."):
+			docs = append(docs, document{line: number + 1})
+		case line[0] == '%' && len(bytes.TrimSpace(last.text)) == 0:
+			last.text = append(last.text, '\n') // a directive
+		default:
+			last.text = append(last.text, line...)
+		}
 	}
 	return docs
 }
 
-// decode turns a document into an object, strictly: an unknown field is a
-// mistake.
-func decode(text []byte) (object, error) {
-	var head metav1.TypeMeta
-	if err := yaml.Unmarshal(text, &head); err != nil {
-		return object{}, err
-	}
-	var o object
-	switch head.Kind {
-	case "":
-		if len(bytes.TrimSpace(withoutComments(text))) == 0 {
-			return object{}, nil
-		}
-		return object{}, errors.New("kind is missing")
-	case "Pod":
-		p := &v1.Pod{}
-		o = object{Object: p, meta: p}
-	case "ConfigMap":
-		c := &v1.ConfigMap{}
-		o = object{Object: c, meta: c}
-	case "Secret":
-		s := &v1.Secret{}
-		o = object{Object: s, meta: s}
-	case "PersistentVolume":
-		p := &v1.PersistentVolume{}
-		o = object{Object: p, meta: p}
-	case "PersistentVolumeClaim":
-		p := &v1.PersistentVolumeClaim{}
-		o = object{Object: p, meta: p}
-	default:
-		return object{}, fmt.Errorf("kind %q is none that the quickstart reads (Pod, ConfigMap, Secret, PersistentVolume, PersistentVolumeClaim)", head.Kind)
-	}
-	if err := yaml.UnmarshalStrict(text, o.Object); err != nil {
-		return object{}, err
-	}
-	o.kind = head.Kind
-	return o, complete(o)
-}
-
-// complete adds what an API server would have added.
-func complete(o object) error {
-	if o.meta.GetName() == "" {
-		return errors.New("metadata.name is missing")
-	}
-	if o.kind != "PersistentVolume" && o.meta.GetNamespace() == "" {
-		o.meta.SetNamespace("default")
-	}
-	if o.meta.GetUID() == "" {
-		sum := sha256.Sum256([]byte(o.key()))
-		o.meta.SetUID(types.UID(fmt.Sprintf("%x-%x-%x-%x-%x", sum[0:4], sum[4:6], sum[6:8], sum[8:10], sum[10:16])))
-	}
-	if s, ok := o.Object.(*v1.Secret); ok {
-		for key, value := range s.StringData {
-			if s.Data == nil {
-				s.Data = map[string][]byte{}
-			}
-			s.Data[key] = []byte(value)
-		}
-		s.StringData = nil
-	}
-	return nil
-}
-
-// bind joins claims to the volumes that they name, which a control plane's
-// binder would do.
-func bind(objects []object) {
-	volumes := map[string]*v1.PersistentVolume{}
-	for _, o := range objects {
-		if pv, ok := o.Object.(*v1.PersistentVolume); ok {
-			volumes[pv.Name] = pv
-		}
-	}
-	for _, o := range objects {
-		claim, ok := o.Object.(*v1.PersistentVolumeClaim)
-		if !ok {
-			continue
-		}
-		pv := volumes[claim.Spec.VolumeName]
-		if pv == nil || (pv.Spec.ClaimRef != nil && pv.Spec.ClaimRef.UID != claim.UID && pv.Spec.ClaimRef.UID != "") {
-			claim.Status.Phase = cmp.Or(claim.Status.Phase, v1.ClaimPending)
-			continue
-		}
-		pv.Spec.ClaimRef = &v1.ObjectReference{Kind: "PersistentVolumeClaim", Namespace: claim.Namespace, Name: claim.Name, UID: claim.UID}
-		pv.Status.Phase, claim.Status.Phase = v1.VolumeBound, v1.ClaimBound
-		claim.Status.Capacity = pv.Spec.Capacity
-	}
-}
-
-func withoutComments(text []byte) []byte {
-	return regexp.MustCompile(`(?m)^\s*#.*$`).ReplaceAll(text, nil)
-}
-
-// lineOf finds the line, counted from 0 within the document, that a decoding
-// error is about.
-func lineOf(err error, text []byte) int {
-	if err == nil {
-		return 0
-	}
-	if m := regexp.MustCompile(`line (\d+)`).FindStringSubmatch(err.Error()); m != nil {
-		n, _ := strconv.Atoi(m[1])
-		return max(n-1, 0)
-	}
-	m := regexp.MustCompile(`(?:unknown field "(?:[^"]*\.)?|field \S*?\.?)([A-Za-z0-9]+)"?`).FindStringSubmatch(err.Error())
-	if m == nil {
-		return 0
-	}
-	for i, line := range strings.Split(string(text), "\n") {
-		if regexp.MustCompile(`(^|[\s{,-])"?` + m[1] + `"?\s*:`).MatchString(line) {
-			return i
-		}
-	}
-	return 0
-}
-
-// watch calls changed soon after anything in the folder changed, until ctx
-// ends.
-func watch(ctx context.Context, dir string, changed func()) error {
-	w, err := fsnotify.NewWatcher()
-	if err != nil {
-		return err
-	}
-	defer w.Close()
-	if err := w.Add(dir); err != nil {
-		return err
-	}
-	// Editors write in several steps: read once they pause.
-	const pause = 50 * time.Millisecond
-	timer := time.NewTimer(0)
-	defer timer.Stop()
-	for {
-		select {
-		case <-ctx.Done():
-			return nil
-		case _, ok := <-w.Events:
-			if !ok {
-				return nil
-			}
-			timer.Reset(pause)
-		case err, ok := <-w.Errors:
-			if !ok {
-				return nil
-			}
-			fmt.Fprintln(os.Stderr, "watching", dir+":", err)
-			timer.Reset(pause)
-		case <-timer.C:
-			changed()
-		}
-	}
+func marks(line []byte, mark string) bool {
+	rest, ok := bytes.CutPrefix(line, []byte(mark))
+	return ok && (len(rest) == 0 || strings.ContainsRune(" \t\r\n", rune(rest[0])))
 }

@@ -1,15 +1,13 @@
 package main
 
-import (
-	"fmt"
-	"syscall"
-)
+import "syscall"
 
-// size tells how large the file system at path is.
-func size(path string) string {
+// size is how many bytes the file system at a path holds, 0 if that is not
+// known.
+func size(path string) int64 {
 	var s syscall.Statfs_t
 	if err := syscall.Statfs(path, &s); err != nil {
-		return err.Error()
+		return 0
 	}
-	return fmt.Sprintf("%d KiB", int64(s.Blocks)*s.Bsize/1024)
+	return int64(s.Blocks) * s.Bsize
 }

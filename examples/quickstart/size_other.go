@@ -2,4 +2,4 @@
 
 package main
 
-func size(string) string { return "size unknown" }
+func size(string) int64 { return 0 }

@@ -3,187 +3,220 @@ package main
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
-	"io"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
-	"sync"
-	"time"
 
-	"golang.org/x/term"
 	v1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 
 	"github.com/volumekit/volumekit/mount"
 	"github.com/volumekit/volumekit/plugins"
+	"github.com/volumekit/volumekit/reconciler/steps"
 	"github.com/volumekit/volumekit/volumemanager"
 )
 
-// console prints lines, and on a terminal a last line that is written over.
-type console struct {
-	mu     sync.Mutex
-	out    io.Writer
-	live   bool
-	status string
+// row is a line of the tree: a volume or a file in it, or instead of what it
+// is, why it is not there.
+type row struct {
+	path, kind, size, mode, mount string
+	why                           string
 }
 
-func newConsole(f *os.File) *console {
-	return &console{out: f, live: term.IsTerminal(int(f.Fd()))}
-}
+// The widths of all columns but the first and the last.
+const (
+	kindWidth = 11
+	sizeWidth = 8
+	modeWidth = 10
+	// mountWidth is what the last column should have on a terminal.
+	mountWidth = 20
+)
 
-// line prints a line for good.
-func (c *console) line(format string, args ...any) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.erase()
-	fmt.Fprintf(c.out, format+"\n", args...)
-	c.draw()
-}
-
-// progress replaces the last line on a terminal, or prints a plain line when
-// it is new.
-func (c *console) progress(text string) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if text == c.status {
-		return
+// trees prints what the containers of all pods see.
+func (a *agent) trees(pods []*v1.Pod) {
+	width := 0
+	all := make([][]row, len(pods))
+	for i, pod := range pods {
+		all[i] = a.rows(pod)
+		width = max(width, widest(all[i]))
 	}
-	c.erase()
-	c.status = text
-	if !c.live && text != "" {
-		fmt.Fprintln(c.out, text)
-	}
-	c.draw()
-}
-
-func (c *console) clear() { c.progress("") }
-
-func (c *console) erase() {
-	if c.live && c.status != "" {
-		fmt.Fprint(c.out, "\r\x1b[K")
-	}
-}
-
-func (c *console) draw() {
-	if c.live && c.status != "" {
-		fmt.Fprint(c.out, c.status)
-	}
-}
-
-// progress shows how far the pods are until ctx ends or all are ready.
-func (a *agent) progress(ctx context.Context, pods []*v1.Pod) {
-	tick := time.NewTicker(100 * time.Millisecond)
-	defer tick.Stop()
-	for {
-		select {
-		case <-ctx.Done():
-			return
-		case <-tick.C:
+	head := row{path: "  CONTAINER PATH", kind: "KIND", size: "SIZE", mode: "MODE", mount: "MOUNT"}
+	width = a.fit(max(width, len(head.path)))
+	for i, pod := range pods {
+		text := fmt.Sprintf("\npod %s/%s\n%s", pod.Namespace, pod.Name, a.lines(all[i], width))
+		if i == 0 {
+			text = "\n" + head.text(width, 0) + text
 		}
-		ready, waiting := 0, []string{}
-		for _, pod := range pods {
-			status, _ := a.manager.Status(pod)
-			if status.Ready {
-				ready++
-				continue
-			}
-			for _, v := range status.Volumes {
-				if !v.Ready {
-					waiting = append(waiting, pod.Name+"/"+v.Name+" "+string(v.Phase))
-				}
-			}
-		}
-		text := fmt.Sprintf("%d/%d pods ready", ready, len(pods))
-		if len(waiting) > 0 {
-			text += "; " + strings.Join(waiting[:min(len(waiting), 3)], ", ")
-		}
-		a.out.progress(text)
+		a.out.line("%s", text)
 	}
 }
 
-// onlyUnsupported reports whether nothing but what this user or kernel cannot
-// mount keeps the pod from being ready.
-func onlyUnsupported(status volumemanager.PodStatus) bool {
-	missing := 0
-	for _, v := range status.Volumes {
-		if v.Ready {
-			continue
-		}
-		if v.Class != plugins.ClassUnsupported {
-			return false
-		}
-		missing++
-	}
-	return missing > 0
-}
-
-// tree prints what the pod's containers would see.
+// tree prints what the containers of one pod see.
 func (a *agent) tree(pod *v1.Pod) {
+	rows := a.rows(pod)
+	a.out.line("%s", a.lines(rows, a.fit(widest(rows))))
+}
+
+func widest(rows []row) (width int) {
+	for _, r := range rows {
+		width = max(width, len([]rune(r.path)))
+	}
+	return width
+}
+
+// fit is how wide the first column may be on a terminal.
+func (a *agent) fit(width int) int {
+	columns := a.out.width()
+	if columns == 0 {
+		return width
+	}
+	return min(width, max(20, columns-kindWidth-sizeWidth-modeWidth-mountWidth-8))
+}
+
+func (a *agent) lines(rows []row, width int) string {
+	lines := make([]string, len(rows))
+	for i, r := range rows {
+		lines[i] = r.text(width, a.out.width())
+	}
+	return strings.Join(lines, "\n")
+}
+
+// text is the row as a line, with another before it where the path is longer
+// than its column, and others after it that say why the volume is not there.
+func (r row) text(width, columns int) string {
+	head := fmt.Sprintf("%-*s", width, r.path)
+	if len([]rune(r.path)) > width {
+		head = r.path + "\n" + strings.Repeat(" ", width)
+	}
+	line := strings.TrimRight(fmt.Sprintf("%s  %-*s  %*s  %-*s  %s", head,
+		kindWidth, r.kind, sizeWidth, r.size, modeWidth, r.mode, r.mount), " ")
+	if r.why != "" {
+		const indent = 4
+		line += "\n" + strings.Repeat(" ", indent) + wrap(r.why, columns, indent)
+	}
+	return line
+}
+
+// rows are the lines of one pod.
+func (a *agent) rows(pod *v1.Pod) (list []row) {
 	status, _ := a.manager.Status(pod)
 	mounted := a.manager.MountedVolumes(pod)
-	a.out.line("")
-	a.out.line("pod %s/%s", pod.Namespace, pod.Name)
-	for _, c := range pod.Spec.Containers {
+	used := map[string]bool{}
+	for _, c := range slices.Concat(pod.Spec.InitContainers, pod.Spec.Containers) {
+		prefix := "  "
+		if len(pod.Spec.InitContainers)+len(pod.Spec.Containers) > 1 {
+			prefix += c.Name + ":"
+		}
 		for _, m := range c.VolumeMounts {
-			a.volume(pod, m, mounted[m.Name], status)
+			r := row{path: prefix + m.MountPath, kind: kindOf(pod, m.Name)}
+			list = append(list, a.volume(r, m, mounted[m.Name], status)...)
+			used[m.Name] = true
+		}
+		for _, d := range c.VolumeDevices {
+			r := row{path: prefix + d.DevicePath, kind: kindOf(pod, d.Name)}
+			list = append(list, a.volume(r, v1.VolumeMount{Name: d.Name}, mounted[d.Name], status)...)
+			used[d.Name] = true
+		}
+	}
+	for _, v := range pod.Spec.Volumes {
+		if !used[v.Name] {
+			list = append(list, row{path: "  (" + v.Name + ")", kind: kindOf(pod, v.Name), why: "no container mounts it, so it is not made"})
 		}
 	}
 	if status.Message != "" {
-		a.out.line("  %s", status.Message)
+		list = append(list, row{path: "  (the pod)", why: status.Message})
 	}
+	if len(list) == 0 {
+		list = append(list, row{path: "  (no volumes)"})
+	}
+	return list
 }
 
-func (a *agent) volume(pod *v1.Pod, m v1.VolumeMount, v volumemanager.MountedVolume, status volumemanager.PodStatus) {
-	kind := kindOf(pod, m.Name)
+// volume is the row for a volume that a container mounts, and those of the
+// files in it.
+func (a *agent) volume(r row, m v1.VolumeMount, v volumemanager.MountedVolume, status volumemanager.PodStatus) []row {
 	if v.Path == "" {
-		i := slices.IndexFunc(status.Volumes, func(s volumemanager.VolumeStatus) bool { return s.Name == m.Name })
-		word, why := "missing", ""
-		if i >= 0 {
-			why = status.Volumes[i].Message
-			if status.Volumes[i].Class == plugins.ClassUnsupported {
-				word = "skipped"
-			}
-		}
-		a.out.line("  %-40s %-12s %s: %s", m.MountPath, kind, word, why)
-		return
+		r.why = whyNot(m.Name, status)
+		return []row{r}
 	}
-	point, err := a.mounter.Inspect(context.Background(), v.Path)
-	access := "rw"
+	info, err := os.Stat(v.Path)
+	point, inspectErr := a.mounter.Inspect(context.Background(), v.Path)
+	if err = errors.Join(err, inspectErr); err != nil {
+		r.why = err.Error()
+		return []row{r}
+	}
+	r.mount = "rw "
 	if v.ReadOnly || m.ReadOnly {
-		access = "ro"
+		r.mount = "ro "
 	}
-	a.out.line("  %-40s %-12s %-4s %s", m.MountPath, kind, access, describe(v.Path, point, err))
-	if kind == "hostPath" || kind == "persistentVolumeClaim" {
-		return // the node's own files are no news
+	ours := mount.Inside(a.root, v.Path)
+	r.mode = modeText(info.Mode())
+	switch {
+	case !ours:
+		r.mount += "node:" + v.Path
+	case point.Mounted:
+		r.mount += cmp.Or(point.FSType, "mount")
+		r.size = bytesText(size(v.Path))
+	case info.IsDir():
+		r.mount += "folder"
+	default:
+		r.mount += "file"
 	}
-	for _, name := range files(v.Path) {
-		info, err := os.Stat(filepath.Join(v.Path, name))
-		if err != nil {
-			continue
+	list := []row{r}
+	if !ours {
+		return list // the node's own files are no news
+	}
+	names, more := files(v.Path)
+	for _, name := range names {
+		if info, err := os.Stat(filepath.Join(v.Path, name)); err == nil {
+			list = append(list, row{path: "    " + name, size: bytesText(info.Size()), mode: modeText(info.Mode())})
 		}
-		a.out.line("    %-38s %-12s %6d B", name, info.Mode(), info.Size())
 	}
+	if more {
+		list = append(list, row{path: "    ..."})
+	}
+	return list
 }
 
-// describe says what is at the volume's path.
-func describe(path string, point mount.Point, err error) string {
-	info, statErr := os.Stat(path)
-	switch {
-	case err != nil:
-		return err.Error()
-	case statErr != nil:
-		return statErr.Error()
-	case point.Mounted:
-		return fmt.Sprintf("%s %s, %s", info.Mode(), cmp.Or(point.FSType, "mount"), size(path))
+// whyNot says why a volume is not ready.
+func whyNot(name string, status volumemanager.PodStatus) string {
+	i := slices.IndexFunc(status.Volumes, func(s volumemanager.VolumeStatus) bool { return s.Name == name })
+	if i < 0 {
+		return "not ready"
 	}
-	return info.Mode().String()
+	v := status.Volumes[i]
+	word := strings.ToLower(string(cmp.Or(v.Code, volumemanager.Code(v.Phase))))
+	switch {
+	case v.Class == plugins.ClassUnsupported:
+		word = "skipped"
+	case v.Class == plugins.ClassPermanent:
+		word = "failed"
+	case v.Err != nil && !v.NextTry.IsZero():
+		word = "failed, is tried again"
+	}
+	var waiting *plugins.WaitingError
+	if errors.As(v.Err, &waiting) {
+		if apierrors.IsNotFound(waiting.Err) {
+			return fmt.Sprintf("waiting for %s: there is none", waiting.For)
+		}
+		return waiting.Error()
+	}
+	why := v.Message
+	// The row says which volume of which pod it is.
+	var step *steps.Error
+	if errors.As(v.Err, &step) {
+		why = step.Err.Error()
+	}
+	return strings.TrimSuffix(word+": "+why, ": ")
 }
 
 // files lists the files of a volume as a container sees them, without the
 // parts that serve its atomic updates.
-func files(root string) []string {
-	var list []string
+func files(root string) (list []string, more bool) {
 	const enough = 20
 	var walk func(dir string)
 	walk = func(dir string) {
@@ -193,26 +226,30 @@ func files(root string) []string {
 		}
 		for _, e := range entries {
 			name := filepath.Join(dir, e.Name())
-			if dir == "" && strings.HasPrefix(e.Name(), "..") || len(list) >= enough {
+			if dir == "" && strings.HasPrefix(e.Name(), "..") {
 				continue
+			}
+			if len(list) >= enough {
+				more = true
+				return
 			}
 			info, err := os.Stat(filepath.Join(root, name))
 			if err == nil && info.IsDir() {
 				walk(name)
-			} else if err == nil || !os.IsNotExist(err) {
+			} else if err == nil || !errors.Is(err, fs.ErrNotExist) {
 				list = append(list, name)
 			}
 		}
 	}
 	walk("")
-	return list
+	return list, more
 }
 
 func kindOf(pod *v1.Pod, name string) string {
 	for i := range pod.Spec.Volumes {
 		if v := &pod.Spec.Volumes[i]; v.Name == name {
 			if v.PersistentVolumeClaim != nil {
-				return "persistentVolumeClaim"
+				return "claim"
 			}
 			return (&plugins.Spec{Volume: v}).Kind()
 		}
@@ -220,8 +257,37 @@ func kindOf(pod *v1.Pod, name string) string {
 	return "?"
 }
 
-func sortPods(list []*v1.Pod) {
-	slices.SortFunc(list, func(a, b *v1.Pod) int {
-		return cmp.Or(cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Name, b.Name))
-	})
+// modeText writes a mode as ls does.
+func modeText(m fs.FileMode) string {
+	kind := byte('-')
+	switch {
+	case m.IsDir():
+		kind = 'd'
+	case m&fs.ModeCharDevice != 0:
+		kind = 'c'
+	case m&fs.ModeDevice != 0:
+		kind = 'b'
+	case m&fs.ModeNamedPipe != 0:
+		kind = 'p'
+	case m&fs.ModeSocket != 0:
+		kind = 's'
+	case m&fs.ModeSymlink != 0:
+		kind = 'l'
+	}
+	text := []byte(m.Perm().String())
+	text[0] = kind
+	for _, special := range []struct {
+		bit  fs.FileMode
+		at   int
+		with string // with the right to execute, and without
+	}{{fs.ModeSetuid, 3, "sS"}, {fs.ModeSetgid, 6, "sS"}, {fs.ModeSticky, 9, "tT"}} {
+		switch {
+		case m&special.bit == 0:
+		case text[special.at] == 'x':
+			text[special.at] = special.with[0]
+		default:
+			text[special.at] = special.with[1]
+		}
+	}
+	return string(text)
 }

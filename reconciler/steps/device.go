@@ -2,102 +2,111 @@ package steps
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"path/filepath"
 
 	"github.com/volumekit/volumekit/asw"
 	"github.com/volumekit/volumekit/asw/journal"
 	"github.com/volumekit/volumekit/dsw"
+	"github.com/volumekit/volumekit/mount"
 	"github.com/volumekit/volumekit/plugins"
-	"github.com/volumekit/volumekit/reconciler"
 )
 
 // The node-wide steps: attach and device mount, done once for all pods of a
 // volume.
 
-// deviceRequest builds the request of a node-wide step from the pod that leads
-// the plan, or from what is known of a volume that nobody wants.
+// deviceRequest builds the request of a node-wide step: what is made, for the
+// pod that leads the plan; what is undone, as it was made.
 func (e *Executor) deviceRequest(j *job) plugins.DeviceRequest {
 	req := plugins.DeviceRequest{
-		ID: j.step.ID, DevicePath: j.fact.DevicePath, Path: j.fact.DeviceMountPath,
-		Undo: j.fact.Undo, Lazy: j.step.Lazy,
+		ID: j.step.ID, Spec: j.fact.Spec, DevicePath: j.fact.DevicePath, Path: j.fact.DeviceMountPath,
+		Params: j.fact.DeviceParams, Undo: j.undo(), Lazy: j.step.Lazy,
 	}
-	if lead, ok := j.lead(); ok {
+	if lead, ok := j.lead(); ok && !j.step.Kind.Undoes() {
 		req.Spec, req.Params = lead.Spec, lead.Params
-		req.Undo = merged(lead.Identity.Undo, j.fact.Undo)
 	}
-	for _, w := range j.wishes {
-		if w.State == dsw.Wanted && w.Pod != nil {
+	for i := range j.wishes {
+		if w := &j.wishes[i]; w.State == dsw.Wanted && w.Pod != nil {
 			req.Pods = append(req.Pods, plugins.PodRef{Namespace: w.Pod.Namespace, Name: w.Pod.Name, UID: w.Pod.UID})
 		}
 	}
 	return req
 }
 
-// identity is what is known about how the volume is handled: by its wish, or
-// by its record.
-func (j *job) identity() plugins.Identity {
-	if lead, ok := j.lead(); ok {
-		return lead.Identity
+// keep leaves in the journal what is still to be undone: the record without
+// what is gone, or nothing.
+func (e *Executor) keep(ctx context.Context, rec journal.Record) error {
+	if !rec.Attach && !rec.Device {
+		return e.unrecord(ctx, rec.Key, rec.Durable)
 	}
-	return j.fact.Identity
+	if err := e.put(context.WithoutCancel(ctx), rec); err != nil {
+		return plugins.Uncertain(err)
+	}
+	return nil
 }
 
-// lead is the wish on whose behalf the node-wide steps are planned.
-func (j *job) lead() (dsw.PodWish, bool) {
-	return reconciler.Lead(dsw.Wish{ID: j.step.ID, Pods: j.wishes}, j.fact)
-}
-
-// record writes the node-wide record. Nothing else happened if it fails.
-func (e *Executor) record(ctx context.Context, j *job, req plugins.DeviceRequest) error {
-	id := j.identity()
-	err := e.Journal.Put(ctx, journal.Record{
-		Key: journal.Key{ID: j.step.ID}, Attach: id.Attach, Device: id.Device, Durable: id.Durable,
-		Parallel: id.Parallel, Storage: id.Storage,
-		DevicePath: req.DevicePath, DeviceMountPath: req.Path, Undo: req.Undo,
-	})
-	if err != nil {
-		return plugins.Transient(fmt.Errorf("record what undoing will need: %w", err))
+// beginNode records a node-wide step and enters it as uncertain. When it fails
+// nothing else has happened, and for a new one the record is as it was before.
+func (e *Executor) beginNode(ctx context.Context, j *job, rec journal.Record, fresh bool, enter func() error) error {
+	err := e.put(ctx, rec)
+	if err == nil {
+		err = plugins.Transient(e.Host.Faults.At(FaultRecorded))
 	}
-	return e.Host.Faults.At("step.recorded")
+	if err == nil {
+		if err = plugins.Transient(enter()); err == nil {
+			return plugins.Uncertain(e.Host.Faults.At(FaultBegun))
+		}
+	}
+	if !fresh {
+		return err
+	}
+	if undo := e.keep(ctx, j.record()); undo != nil {
+		_ = enter() // so that the record goes when the step is undone
+		return errors.Join(err, undo)
+	}
+	return err
 }
 
 func (e *Executor) attach(ctx context.Context, j *job) error {
 	if j.can.Attacher == nil {
 		return errLacks(j.plugin.Name(), "attach volumes")
 	}
-	req := e.deviceRequest(j)
-	if err := e.record(ctx, j, req); err != nil {
-		return err
-	}
+	req, rec, fresh := e.deviceRequest(j), j.record(), !there(&j.fact)
+	rec.Attach = true
 	change := asw.Attachment{State: asw.Uncertain, DevicePath: req.DevicePath, Identity: j.identity(), Spec: req.Spec, Undo: req.Undo}
-	if err := e.Actual.SetAttachment(j.step.ID, change); err != nil {
+	if err := e.beginNode(ctx, j, rec, fresh, func() error { return e.Actual.SetAttachment(j.step.ID, change) }); err != nil {
 		return err
 	}
 	got, err := j.can.Attacher.Attach(ctx, req)
-	if err != nil {
-		if j.fact.Attachment == asw.Absent && j.fact.Device == asw.Absent && len(j.fact.Pods) == 0 && plugins.ClassOf(err) != plugins.ClassUncertain {
+	if err = classed(err); err != nil {
+		if fresh && leavesNothing(err) {
 			return joinUnless(err, e.dropAttachment(ctx, j))
 		}
 		return err
+	}
+	if err := e.Host.Faults.At(FaultDone); err != nil {
+		return plugins.Uncertain(err)
 	}
 	change.State, change.Undo = asw.Present, merged(req.Undo, got.Undo)
 	if got.DevicePath != "" {
 		change.DevicePath = got.DevicePath
 	}
-	req.Undo, req.DevicePath = change.Undo, change.DevicePath
-	if err := e.record(context.WithoutCancel(ctx), j, req); err != nil {
-		return plugins.Uncertain(err)
+	rec.Undo, rec.DevicePath = change.Undo, change.DevicePath
+	if err := e.keep(ctx, rec); err != nil {
+		return err
 	}
 	return e.Actual.SetAttachment(j.step.ID, change)
 }
 
 // dropAttachment forgets an attachment of which nothing is left.
 func (e *Executor) dropAttachment(ctx context.Context, j *job) error {
-	ctx = context.WithoutCancel(ctx)
-	if err := e.Journal.Delete(ctx, journal.Key{ID: j.step.ID}, j.identity().Durable); err != nil {
-		return plugins.Uncertain(fmt.Errorf("drop the record: %w", err))
+	rec := j.record()
+	rec.Attach, rec.DevicePath = false, ""
+	if err := e.keep(ctx, rec); err != nil {
+		return err
 	}
-	return e.Actual.SetAttachment(j.step.ID, asw.Attachment{State: asw.Absent, Identity: j.identity()})
+	return e.Actual.SetAttachment(j.step.ID, asw.Attachment{State: asw.Absent})
 }
 
 func (e *Executor) detach(ctx context.Context, j *job) error {
@@ -105,14 +114,16 @@ func (e *Executor) detach(ctx context.Context, j *job) error {
 		return errLacks(j.plugin.Name(), "detach volumes")
 	}
 	req := e.deviceRequest(j)
-	uncertain := asw.Attachment{State: asw.Uncertain, DevicePath: req.DevicePath, Identity: j.identity(), Undo: req.Undo}
-	if err := e.Actual.SetAttachment(j.step.ID, uncertain); err != nil {
-		return err
+	if err := e.Actual.SetAttachment(j.step.ID, asw.Attachment{State: asw.Uncertain}); err != nil {
+		return plugins.Transient(err)
+	}
+	if err := e.Host.Faults.At(FaultBegun); err != nil {
+		return plugins.Uncertain(err)
 	}
 	if err := j.can.Attacher.Detach(ctx, req); err != nil {
-		return err
+		return classed(err)
 	}
-	if err := e.Host.Faults.At("step.undone"); err != nil {
+	if err := e.Host.Faults.At(FaultUndone); err != nil {
 		return plugins.Uncertain(err)
 	}
 	return e.dropAttachment(ctx, j)
@@ -123,29 +134,30 @@ func (e *Executor) mountDevice(ctx context.Context, j *job) error {
 		return errLacks(j.plugin.Name(), "mount devices")
 	}
 	req := e.deviceRequest(j)
-	path, err := j.can.DeviceMounter.DeviceMountPath(req.Spec)
+	path, err := e.deviceMountPath(j, req)
 	if err != nil {
-		return plugins.Permanent(err)
-	}
-	if j.fact.Device != asw.Absent && j.fact.DeviceMountPath != "" {
-		path = j.fact.DeviceMountPath // what is staged stays where it was staged
-	}
-	req.Path = path
-	if err := e.record(ctx, j, req); err != nil {
 		return err
 	}
+	req.Path = path
+	rec, fresh := j.record(), j.fact.Device == asw.Absent && len(j.fact.Pods) == 0 // pods that were found may use it
+	rec.Device, rec.DeviceMountPath = true, path
 	change := asw.Device{State: asw.Uncertain, Path: path, Params: req.Params, DevicePath: req.DevicePath,
 		Identity: j.identity(), Spec: req.Spec, Undo: req.Undo}
-	if err := e.Actual.SetDevice(j.step.ID, change); err != nil {
+	if err := e.beginNode(ctx, j, rec, fresh, func() error { return e.Actual.SetDevice(j.step.ID, change) }); err != nil {
 		return err
 	}
 	got, err := j.can.DeviceMounter.MountDevice(ctx, req)
-	if err != nil {
-		// Pods that an earlier process left may still use the device.
-		if j.fact.Device == asw.Absent && len(j.fact.Pods) == 0 && plugins.ClassOf(err) != plugins.ClassUncertain {
-			return joinUnless(err, e.dropDevice(ctx, j, req))
+	if err = classed(err); err != nil {
+		if !fresh || !leavesNothing(err) {
+			return err
 		}
-		return err
+		if left := e.noMountAt(ctx, path); left != nil {
+			return errors.Join(err, left)
+		}
+		return joinUnless(err, e.dropDevice(ctx, j))
+	}
+	if err := e.Host.Faults.At(FaultDone); err != nil {
+		return plugins.Uncertain(err)
 	}
 	if got.Mounted {
 		if _, err := e.mountAt(ctx, path); err != nil {
@@ -156,11 +168,42 @@ func (e *Executor) mountDevice(ctx context.Context, j *job) error {
 	if got.DevicePath != "" {
 		change.DevicePath = got.DevicePath
 	}
-	req.Undo, req.DevicePath = change.Undo, change.DevicePath
-	if err := e.record(context.WithoutCancel(ctx), j, req); err != nil {
-		return plugins.Uncertain(err)
+	if got.Size != nil {
+		change.Params.Size = got.Size
+	}
+	rec.Undo, rec.DevicePath = change.Undo, change.DevicePath
+	if err := e.keep(ctx, rec); err != nil {
+		return err
 	}
 	return e.Actual.SetDevice(j.step.ID, change)
+}
+
+// deviceMountPath says where the device is or will be mounted. What is staged
+// stays where it was staged.
+func (e *Executor) deviceMountPath(j *job, req plugins.DeviceRequest) (string, error) {
+	path := ""
+	if j.fact.Device != asw.Absent {
+		path = j.fact.DeviceMountPath
+	}
+	if path == "" {
+		if req.Spec == nil {
+			return "", nil // of an earlier process, which recorded none
+		}
+		var err error
+		if path, err = j.can.DeviceMounter.DeviceMountPath(req.Spec); err != nil {
+			if leavesNothing(err) {
+				return "", err
+			}
+			return "", plugins.Permanent(err)
+		}
+	}
+	// Built from names of objects, or read from a record.
+	l := e.Host.Layout
+	if !filepath.IsAbs(path) || filepath.Clean(path) != path || path == l.Root || !mount.Inside(l.Root, path) ||
+		mount.Inside(l.PodsDir(), path) || mount.Inside(l.StateDir(), path) {
+		return "", plugins.Permanentf("the device mount path %q is not a place for devices under %s", path, l.Root)
+	}
+	return path, nil
 }
 
 func (e *Executor) unmountDevice(ctx context.Context, j *job) error {
@@ -168,36 +211,39 @@ func (e *Executor) unmountDevice(ctx context.Context, j *job) error {
 		return errLacks(j.plugin.Name(), "unmount devices")
 	}
 	req := e.deviceRequest(j)
-	uncertain := asw.Device{State: asw.Uncertain, Path: req.Path, Params: j.fact.DeviceParams, DevicePath: req.DevicePath,
-		Identity: j.identity(), Undo: req.Undo}
-	if err := e.Actual.SetDevice(j.step.ID, uncertain); err != nil {
+	path, err := e.deviceMountPath(j, req)
+	if err != nil {
 		return err
 	}
-	if err := j.can.DeviceMounter.UnmountDevice(ctx, req); err != nil {
-		return err
+	req.Path = path
+	// An empty path keeps the known one and the parameters.
+	if err := e.Actual.SetDevice(j.step.ID, asw.Device{State: asw.Uncertain}); err != nil {
+		return plugins.Transient(err)
 	}
-	if point, err := e.Host.Mounter.Inspect(ctx, req.Path); req.Path != "" && (err != nil || point.Mounted) {
-		return plugins.Uncertain(fmt.Errorf("the plugin reported the device unmounted, but %s cannot be seen to be free (%w)", req.Path, orErr(err, errStillMounted)))
-	}
-	if err := e.Host.Faults.At("step.undone"); err != nil {
+	if err := e.Host.Faults.At(FaultBegun); err != nil {
 		return plugins.Uncertain(err)
 	}
-	return e.dropDevice(ctx, j, req)
+	if err := j.can.DeviceMounter.UnmountDevice(ctx, req); err != nil {
+		return classed(err)
+	}
+	if path != "" {
+		if err := e.noMountAt(ctx, path); err != nil {
+			return fmt.Errorf("unmount the device: %w", err)
+		}
+	}
+	if err := e.Host.Faults.At(FaultUndone); err != nil {
+		return plugins.Uncertain(err)
+	}
+	return e.dropDevice(ctx, j)
 }
 
 // dropDevice forgets a device mount of which nothing is left. The record goes
 // too, unless the attachment still needs it.
-func (e *Executor) dropDevice(ctx context.Context, j *job, req plugins.DeviceRequest) error {
-	ctx = context.WithoutCancel(ctx)
-	if j.fact.Attachment == asw.Absent {
-		if err := e.Journal.Delete(ctx, journal.Key{ID: j.step.ID}, j.identity().Durable); err != nil {
-			return plugins.Uncertain(fmt.Errorf("drop the record: %w", err))
-		}
-	} else {
-		req.Path = ""
-		if err := e.record(ctx, j, req); err != nil {
-			return plugins.Uncertain(err)
-		}
+func (e *Executor) dropDevice(ctx context.Context, j *job) error {
+	rec := j.record()
+	rec.Device, rec.DeviceMountPath = false, ""
+	if err := e.keep(ctx, rec); err != nil {
+		return err
 	}
-	return e.Actual.SetDevice(j.step.ID, asw.Device{State: asw.Absent, Identity: j.identity(), DevicePath: req.DevicePath, Undo: req.Undo})
+	return e.Actual.SetDevice(j.step.ID, asw.Device{State: asw.Absent})
 }

@@ -1,20 +1,18 @@
 package steps
 
 import (
-	"errors"
 	"fmt"
+	"hash/maphash"
 	"sync"
 
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/volumekit/volumekit/asw"
 	"github.com/volumekit/volumekit/dsw"
 	"github.com/volumekit/volumekit/plugins"
 	"github.com/volumekit/volumekit/reconciler"
 )
-
-var errStillMounted = errors.New("still mounted")
 
 // Reasons of the events about a pod's volumes. They are the kubelet's.
 const (
@@ -22,6 +20,7 @@ const (
 	ReasonMountFailed  = "FailedMount"
 	ReasonMapFailed    = "FailedMapVolume"
 	ReasonUnmount      = "FailedUnMount"
+	ReasonUnmapFailed  = "FailedUnmapDevice"
 	ReasonAttached     = "SuccessfulAttachVolume"
 	ReasonAttachFailed = "FailedAttachVolume"
 	ReasonDetachFailed = "FailedDetachVolume"
@@ -29,41 +28,54 @@ const (
 	ReasonResizeFailed = "VolumeResizeFailed"
 )
 
-// eventFilter remembers, by pod, the last failure that was told of a step, so
-// that an event is sent once per change and not once per try.
+// eventFilter remembers the last failure that was told of each step, so that
+// an event is sent once per change and not once per try.
 type eventFilter struct {
+	seed maphash.Seed
+
 	mu   sync.Mutex
-	pods map[types.UID]map[reconciler.Key]string
+	told notes[uint64] // hashes of the texts
 }
 
-// changed reports whether text is news for the step; an empty text clears it.
-func (f *eventFilter) changed(key reconciler.Key, text string) bool {
+func newEventFilter() eventFilter {
+	return eventFilter{seed: maphash.MakeSeed(), told: newNotes[uint64]()}
+}
+
+// failed reports whether text is news for the step.
+func (f *eventFilter) failed(key *reconciler.Key, text string) bool {
+	hash := maphash.String(f.seed, text)
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	uid := key.Volume.Pod
-	told := f.pods[uid]
-	if text == "" {
-		delete(told, key)
-		if len(told) == 0 {
-			delete(f.pods, uid)
-		}
-		return true
-	}
-	if told[key] == text {
+	if old, told := f.told.get(key); told && old == hash {
 		return false
 	}
-	if told == nil {
-		told = map[reconciler.Key]string{}
-		f.pods[uid] = told
-	}
-	told[key] = text
+	f.told.set(key, hash)
 	return true
 }
 
-func (f *eventFilter) forget(uid types.UID) {
+// succeeded says that the next failure of the step is news.
+func (f *eventFilter) succeeded(key *reconciler.Key) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	delete(f.pods, uid)
+	f.told.remove(key)
+}
+
+func (f *eventFilter) forget(s scope) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.told.forget(s)
+}
+
+func (f *eventFilter) has(s scope) bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.told.scopes[s] != nil
+}
+
+func (f *eventFilter) overgrown() []scope {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.told.overgrown()
 }
 
 // event tells the pods concerned how the step went, if that is news.
@@ -71,11 +83,11 @@ func (e *Executor) event(j *job, err error) {
 	kind, reason, message := v1.EventTypeWarning, failureReason(j), ""
 	if err != nil {
 		message = err.Error()
-		if !e.events.changed(j.step.Key, message) {
+		if !e.events.failed(&j.step.Key, message) {
 			return
 		}
 	} else {
-		e.events.changed(j.step.Key, "")
+		e.events.succeeded(&j.step.Key)
 		kind = v1.EventTypeNormal
 		if reason, message = e.success(j); reason == "" {
 			return
@@ -93,6 +105,9 @@ func failureReason(j *job) string {
 	case reconciler.Detach:
 		return ReasonDetachFailed
 	case reconciler.TearDown, reconciler.UnmountDevice:
+		if j.entry.Block {
+			return ReasonUnmapFailed
+		}
 		return ReasonUnmount
 	case reconciler.Expand:
 		return ReasonResizeFailed
@@ -109,7 +124,7 @@ func (e *Executor) success(j *job) (reason, message string) {
 	switch {
 	case j.step.Kind == reconciler.SetUp && !j.entry.Found && !e.QuietMounts:
 		return ReasonMounted, fmt.Sprintf("Volume %q is ready at its path", j.step.Volume.Name)
-	case j.step.Kind == reconciler.Attach:
+	case j.step.Kind == reconciler.Attach && j.fact.Attachment == asw.Absent:
 		return ReasonAttached, fmt.Sprintf("Volume %q is attached", j.step.ID)
 	case j.step.Kind == reconciler.Expand:
 		return ReasonResized, fmt.Sprintf("Volume %q has been expanded on node %s", j.step.Volume.Name, e.Host.NodeName)
@@ -119,9 +134,12 @@ func (e *Executor) success(j *job) (reason, message string) {
 
 // audience lists the objects that an event of the step is about.
 func (j *job) audience() []runtime.Object {
-	if j.step.Volume.Name != "" {
+	if !j.nodeWide() {
 		if j.wish.Pod != nil {
 			return []runtime.Object{j.wish.Pod}
+		}
+		if j.pod.Name == "" {
+			return nil // nobody knows the pod by its UID alone
 		}
 		return []runtime.Object{&v1.ObjectReference{
 			Kind: "Pod", APIVersion: "v1", Namespace: j.pod.Namespace, Name: j.pod.Name, UID: j.pod.UID,
@@ -141,18 +159,4 @@ func (e *Executor) publish(j *job, content plugins.Content) {
 	if e.ContentChanged != nil && len(content.Changed) > 0 {
 		e.ContentChanged(j.step.Volume, j.pod, content)
 	}
-}
-
-func joinUnless(err, other error) error {
-	if other == nil {
-		return err
-	}
-	return errors.Join(err, other)
-}
-
-func orErr(err, other error) error {
-	if err != nil {
-		return err
-	}
-	return other
 }

@@ -12,6 +12,8 @@ import (
 	"errors"
 	"fmt"
 	"iter"
+	"runtime"
+	"runtime/debug"
 	"time"
 
 	"k8s.io/apimachinery/pkg/types"
@@ -19,8 +21,22 @@ import (
 	"github.com/volumekit/volumekit/asw"
 	"github.com/volumekit/volumekit/asw/journal"
 	"github.com/volumekit/volumekit/dsw"
+	"github.com/volumekit/volumekit/mount"
 	"github.com/volumekit/volumekit/plugins"
 	"github.com/volumekit/volumekit/reconciler"
+)
+
+// Points at which the host's Faults are called.
+const (
+	// FaultRecorded is behind the record, before anything else happened.
+	FaultRecorded = "step.recorded"
+	// FaultBegun is behind the entry as uncertain, before the plugin is called.
+	FaultBegun = "step.begun"
+	// FaultDone is behind a call of a plugin that made something.
+	FaultDone = "step.done"
+	// FaultUndone is behind a call that took something away, before the record
+	// of it goes.
+	FaultUndone = "step.undone"
 )
 
 // Journal is where records go before side effects.
@@ -63,9 +79,9 @@ type Config struct {
 type Executor struct {
 	Config
 	folders podFolders
+	paths   paths
 	events  eventFilter
-
-	waits waits
+	waits   waits
 }
 
 // New returns an executor. It does nothing by itself.
@@ -73,8 +89,9 @@ func New(c Config) *Executor {
 	return &Executor{
 		Config:  c,
 		folders: podFolders{busy: map[string]*folderUse{}},
-		events:  eventFilter{pods: map[types.UID]map[reconciler.Key]string{}},
-		waits:   waits{pods: map[types.UID]map[reconciler.Key][]plugins.Ref{}},
+		paths:   paths{users: map[plugins.PodVolume]pathUse{}},
+		events:  newEventFilter(),
+		waits:   newWaits(),
 	}
 }
 
@@ -100,98 +117,116 @@ func (e *Executor) Volumes() iter.Seq[plugins.VolumeID] {
 	}
 }
 
-// Parallel implements [reconciler.Engine].
+// Parallel implements [reconciler.Engine]: where wishes and what is there
+// disagree, the careful answer counts.
 func (e *Executor) Parallel(id plugins.VolumeID) bool {
 	wish, fact := e.look(id)
-	if fact.Identity.Parallel {
-		return true
+	known := there(&fact)
+	if known && !fact.Identity.Parallel {
+		return false
 	}
-	return len(wish.Pods) > 0 && wish.Pods[0].Identity.Parallel
+	for i := range wish.Pods {
+		if w := &wish.Pods[i]; w.State == dsw.Wanted {
+			if !w.Identity.Parallel {
+				return false
+			}
+			known = true
+		}
+	}
+	return known
 }
 
-// Do implements [reconciler.Engine]. Its errors are of type [*Error].
-func (e *Executor) Do(ctx context.Context, step reconciler.Step) error {
-	job, ok := e.prepare(step)
+// Do implements [reconciler.Engine]. Its errors are of type [*Error]. A plugin
+// that panics makes the step fail with an uncertain outcome.
+func (e *Executor) Do(ctx context.Context, step reconciler.Step) (err error) {
+	j, ok := e.prepare(step)
 	if !ok {
 		return nil // it no longer fits
 	}
 	if e.Observer != nil {
 		e.Observer.StepStarted(step)
 	}
-	began, mark := e.now(), e.waits.mark()
-	err := e.run(ctx, job)
+	began, mark, returned := e.now(), e.waits.mark(), false
+	defer func() {
+		if !returned {
+			err = e.panicked(j, recover())
+		}
+		err = e.finish(j, err, mark)
+		if e.Observer != nil {
+			e.Observer.StepFinished(step, e.now().Sub(began), err)
+		}
+		if e.Changed != nil {
+			e.Changed(step.Volume)
+		}
+	}()
+	err = e.run(ctx, j)
+	returned = true
+	return err
+}
+
+// panicked makes an error of a panic, or of the end of the goroutine, without
+// a value that could hold secrets.
+func (e *Executor) panicked(j *job, value any) error {
+	err := fmt.Errorf("plugin %s panicked with a %T", j.step.ID.Plugin(), value)
+	switch value := value.(type) {
+	case nil:
+		err = fmt.Errorf("plugin %s ended its goroutine", j.step.ID.Plugin())
+	case runtime.Error:
+		err = fmt.Errorf("plugin %s panicked: %w", j.step.ID.Plugin(), value)
+	}
+	e.Host.Log.Error(err, "Step panicked", "op", j.step.Kind, "volume", j.step.ID, "stack", string(debug.Stack()))
+	return plugins.Uncertain(err)
+}
+
+// finish tells of the outcome, and remembers what has to be known of it.
+func (e *Executor) finish(j *job, err error, mark uint64) error {
 	if err != nil {
-		err = &Error{Step: step, Pod: job.pod, Err: err}
+		err = &Error{Step: j.step, Pod: j.pod, Err: err}
 	}
-	if e.waits.set(step.Key, plugins.WaitsFor(err), mark) && e.Wake != nil {
-		e.Wake(step.ID) // what it waits for changed while it ran
+	if e.waits.set(j.step.Key, plugins.WaitsFor(err), mark) && e.Wake != nil {
+		e.Wake(j.step.ID) // what it waits for changed while it ran
 	}
-	e.event(job, err)
-	if e.Observer != nil {
-		e.Observer.StepFinished(step, e.now().Sub(began), err)
-	}
-	if e.Changed != nil {
-		e.Changed(step.Volume)
+	e.event(j, err)
+	if s := scopeOf(&j.step.Key); (e.events.has(s) || e.waits.has(s)) && !e.known(s) {
+		e.drop(s) // nothing will come after this that would clear it
 	}
 	return err
 }
 
-// Waiting tells of a change of ref, and returns and forgets the volumes whose
-// last step waits for it. A ref without a name means every object of its kind.
+// Waiting tells of a change of ref, and returns the volumes whose last step
+// waits for it. A ref without a name means every object of its kind.
 func (e *Executor) Waiting(ref plugins.Ref) []plugins.VolumeID { return e.waits.notice(ref) }
 
-// AllWaiting returns and forgets all volumes whose last step waits.
+// AllWaiting returns all volumes whose last step waits.
 func (e *Executor) AllWaiting() []plugins.VolumeID { return e.waits.all() }
 
 // Forget drops what is remembered about the steps of a pod that is gone.
 func (e *Executor) Forget(uid types.UID) {
-	e.events.forget(uid)
-	e.waits.forget(uid)
-}
-
-// job is one step with all that it needs, looked up once.
-type job struct {
-	step   reconciler.Step
-	plugin plugins.VolumePlugin
-	can    plugins.Capabilities
-	wish   dsw.PodWish // of the step's pod; zero for node-wide steps
-	wishes []dsw.PodWish
-	fact   asw.Volume
-	entry  asw.PodVolume // zero if there is none
-	pod    plugins.PodRef
-	// missing is why there is no plugin.
-	missing error
-}
-
-// prepare looks everything up and says whether the step still fits.
-func (e *Executor) prepare(step reconciler.Step) (*job, bool) {
-	wish, fact := e.look(step.ID)
-	plan := reconciler.PlanVolume(e.now(), wish, fact)
-	fits := false
-	for _, s := range plan.Steps {
-		fits = fits || s.Key == step.Key
-	}
-	if !fits && !step.Lazy {
-		return nil, false
-	}
-	j := &job{step: step, fact: fact, wishes: wish.Pods}
-	j.plugin, j.missing = e.Registry.ByName(step.ID.Plugin())
-	j.can = plugins.CapabilitiesOf(j.plugin)
-	for _, w := range wish.Pods {
-		if w.Volume == step.Volume {
-			j.wish = w
+	e.drop(scope{pod: uid})
+	for _, s := range append(e.events.overgrown(), e.waits.overgrown()...) {
+		if !e.known(s) {
+			e.drop(s)
 		}
 	}
-	for _, p := range fact.Pods {
-		if p.Volume == step.Volume {
-			j.entry = p
-		}
+}
+
+func (e *Executor) drop(s scope) {
+	e.events.forget(s)
+	e.waits.forget(s)
+}
+
+// known reports whether there is anything of which further steps may come.
+func (e *Executor) known(s scope) bool {
+	if s.id != "" {
+		_, ok := e.Actual.Volume(s.id)
+		return ok || len(e.Desired.Wish(s.id, nil).Pods) > 0
 	}
-	j.pod = j.entry.Pod
-	if p := j.wish.Pod; p != nil {
-		j.pod = plugins.PodRef{Namespace: p.Namespace, Name: p.Name, UID: p.UID}
-	}
-	return j, true
+	return e.podKnown(s.pod)
+}
+
+func (e *Executor) podKnown(uid types.UID) bool {
+	_, wanted := e.Desired.Pod(uid)
+	return wanted || len(e.Actual.Pod(uid)) > 0
 }
 
 func (e *Executor) run(ctx context.Context, j *job) error {
@@ -238,6 +273,81 @@ func (e *Executor) look(id plugins.VolumeID) (dsw.Wish, asw.Volume) {
 
 func (e *Executor) now() time.Time { return e.Host.Time().Now() }
 
+// put writes a record, and says of an error what it means for the step.
+func (e *Executor) put(ctx context.Context, rec journal.Record) error {
+	err := e.Journal.Put(ctx, rec)
+	if err == nil {
+		return nil
+	}
+	class := plugins.ClassOf(err)
+	err = fmt.Errorf("record what undoing will need: %w", err)
+	if class == plugins.ClassPermanent {
+		return err
+	}
+	return plugins.Transient(err)
+}
+
+// unrecord deletes a record.
+func (e *Executor) unrecord(ctx context.Context, key journal.Key, durable bool) error {
+	if err := e.Journal.Delete(context.WithoutCancel(ctx), key, durable); err != nil {
+		return plugins.Uncertain(fmt.Errorf("drop the record: %w", err))
+	}
+	return nil
+}
+
+// mountAt returns the id of the mount at path, or an error if there is none
+// that works.
+func (e *Executor) mountAt(ctx context.Context, path string) (uint64, error) {
+	point, err := e.Host.Mounter.Inspect(ctx, path)
+	switch {
+	case err != nil:
+		return 0, plugins.Uncertain(fmt.Errorf("check the mount: %w", err))
+	case point.Corrupt != nil:
+		return 0, plugins.Uncertain(fmt.Errorf("the mount at %s is dead: %w", path, point.Corrupt))
+	case !point.Mounted:
+		return 0, plugins.Uncertain(fmt.Errorf("%w: %s", errNoMount, path))
+	}
+	return point.MountID, nil
+}
+
+// noMountAt returns an error if a mount is at path, or if that cannot be seen.
+func (e *Executor) noMountAt(ctx context.Context, path string) error {
+	point, err := e.Host.Mounter.Inspect(ctx, path)
+	switch {
+	case err != nil:
+		return plugins.Uncertain(fmt.Errorf("check that nothing is left at %s: %w", path, err))
+	case point.Mounted:
+		return plugins.Uncertain(fmt.Errorf("%w: %s", errStillMounted, path))
+	}
+	return nil
+}
+
+// nothingAt is noMountAt for a place where not even a folder may be left.
+func (e *Executor) nothingAt(ctx context.Context, path string) error {
+	point, err := e.Host.Mounter.Inspect(ctx, path)
+	switch {
+	case err != nil:
+		return plugins.Uncertain(fmt.Errorf("check that nothing is left at %s: %w", path, err))
+	case point.Exists:
+		return plugins.Uncertain(fmt.Errorf("%w: %s", errLeft, path))
+	}
+	return nil
+}
+
+// classed gives a class to the one error of a mounter that has none and a
+// clear meaning: it is not the plugin's, nor the moment's fault that this
+// platform or user cannot do it.
+func classed(err error) error {
+	if errors.Is(err, mount.ErrUnsupported) && plugins.ClassOf(err) == plugins.ClassUncertain && !errors.Is(err, plugins.ErrUncertain) {
+		return plugins.Unsupported(err)
+	}
+	return err
+}
+
+// leavesNothing reports whether a plugin says with err that nothing was left
+// behind.
+func leavesNothing(err error) bool { return plugins.ClassOf(err) != plugins.ClassUncertain }
+
 // Error is a failed step. Its class is that of its cause.
 type Error struct {
 	// Step is what was tried.
@@ -264,4 +374,15 @@ func errLacks(name, part string) error {
 	return plugins.Unsupported(fmt.Errorf("plugin %s cannot %s", name, part))
 }
 
-var errNoMount = errors.New("the plugin promised a mount, but none is there")
+var (
+	errNoMount      = errors.New("the plugin promised a mount, but none is there")
+	errStillMounted = errors.New("the plugin reported it gone, but a mount is still there")
+	errLeft         = errors.New("the plugin reported that nothing was left, but something is there")
+)
+
+func joinUnless(err, other error) error {
+	if other == nil {
+		return err
+	}
+	return errors.Join(err, other)
+}

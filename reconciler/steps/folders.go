@@ -5,8 +5,11 @@ import (
 	"os"
 	"path/filepath"
 	"sync"
+	"syscall"
 
 	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/volumekit/volumekit/plugins"
 )
 
 // podFolders keeps the removal of a pod's empty folders apart from steps that
@@ -56,7 +59,7 @@ func (f *podFolders) leave(uid string) {
 	}
 }
 
-// remove calls do unless a step uses the folder.
+// remove calls do unless a step uses the folder, or it is being removed.
 func (f *podFolders) remove(uid string, do func()) {
 	f.mu.Lock()
 	if f.busy[uid] != nil {
@@ -66,22 +69,31 @@ func (f *podFolders) remove(uid string, do func()) {
 	use := &folderUse{removed: make(chan struct{})}
 	f.busy[uid] = use
 	f.mu.Unlock()
+	defer func() {
+		f.mu.Lock()
+		delete(f.busy, uid)
+		f.mu.Unlock()
+		close(use.removed)
+	}()
 	do()
-	f.mu.Lock()
-	delete(f.busy, uid)
-	f.mu.Unlock()
-	close(use.removed)
 }
 
 // RemovePodFolder removes the folders of a pod that is gone and has no volume
 // left, as far as they are empty; what others keep there stays. It never
-// removes anything but an empty folder.
+// removes anything but an empty folder. A UID that cannot be a folder's name
+// is ignored.
 func (e *Executor) RemovePodFolder(uid types.UID) {
-	if _, known := e.Desired.Pod(uid); known || len(e.Actual.Pod(uid)) > 0 {
+	if plugins.CheckName(string(uid)) != nil || e.podKnown(uid) {
 		return
 	}
 	e.folders.remove(string(uid), func() {
+		if e.podKnown(uid) {
+			return // it came back, and its steps may have been here already
+		}
 		l := e.Host.Layout
+		if !isFolder(l.PodDir(uid)) {
+			return
+		}
 		for _, dir := range []string{l.PodVolumesDir(uid), l.PodPluginsDir(uid), l.PodDevicesDir(uid), l.PodSubpathsDir(uid)} {
 			removeEmpty(dir)
 		}
@@ -91,7 +103,7 @@ func (e *Executor) RemovePodFolder(uid types.UID) {
 
 // removeEmpty removes dir and the folders right below it where they are empty.
 func removeEmpty(dir string) {
-	if rmdir(dir) == nil {
+	if rmdir(dir) == nil || !isFolder(dir) {
 		return
 	}
 	d, err := os.Open(dir)
@@ -105,3 +117,12 @@ func removeEmpty(dir string) {
 	}
 	_ = rmdir(dir)
 }
+
+// isFolder reports whether path is a folder and no symbolic link to one.
+func isFolder(path string) bool {
+	info, err := os.Lstat(path)
+	return err == nil && info.IsDir()
+}
+
+// rmdir removes an empty folder and nothing else.
+func rmdir(path string) error { return syscall.Rmdir(path) }

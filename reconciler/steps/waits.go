@@ -4,17 +4,19 @@ import (
 	"slices"
 	"sync"
 
-	"k8s.io/apimachinery/pkg/types"
-
 	"github.com/volumekit/volumekit/plugins"
 	"github.com/volumekit/volumekit/reconciler"
 )
 
 // waits remembers what steps wait for, and which notices came lately: a step
-// that learns what it has to wait for may have missed the notice already.
+// that learns what it has to wait for may have missed the notice already. What
+// a step waits for is kept until its next try, also when a notice came: whoever
+// took the notice may not get to that try.
 type waits struct {
-	mu   sync.Mutex
-	pods map[types.UID]map[reconciler.Key][]plugins.Ref
+	mu    sync.Mutex
+	notes notes[[]plugins.Ref]
+	// byRef finds the steps by kind and ref.
+	byRef map[string]map[plugins.Ref]map[reconciler.Key]struct{}
 	// recent are the last notices; the newest has the number count.
 	recent []plugins.Ref
 	count  uint64
@@ -23,6 +25,10 @@ type waits struct {
 // maxRecent bounds the notices that are remembered. Where more came during one
 // step, every one of them counts as missed.
 const maxRecent = 256
+
+func newWaits() waits {
+	return waits{notes: newNotes[[]plugins.Ref](), byRef: map[string]map[plugins.Ref]map[reconciler.Key]struct{}{}}
+}
 
 // mark is where the notices stand before a step.
 func (w *waits) mark() uint64 {
@@ -36,30 +42,54 @@ func (w *waits) mark() uint64 {
 func (w *waits) set(key reconciler.Key, refs []plugins.Ref, mark uint64) (missed bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	uid := key.Volume.Pod
+	if old, ok := w.notes.get(&key); ok {
+		w.unlink(key, old)
+		w.notes.remove(&key)
+	}
 	if len(refs) == 0 {
-		if delete(w.pods[uid], key); len(w.pods[uid]) == 0 {
-			delete(w.pods, uid)
-		}
 		return false
+	}
+	w.notes.set(&key, refs)
+	for _, ref := range refs {
+		w.link(key, ref)
 	}
 	since := w.count - mark
 	if since > uint64(len(w.recent)) {
 		return true
 	}
 	for _, notice := range w.recent[uint64(len(w.recent))-since:] {
-		if slices.ContainsFunc(refs, func(r plugins.Ref) bool { return refers(r, notice) }) {
+		if slices.ContainsFunc(refs, func(r plugins.Ref) bool { return meets(notice, r) }) {
 			return true
 		}
 	}
-	if w.pods[uid] == nil {
-		w.pods[uid] = map[reconciler.Key][]plugins.Ref{}
-	}
-	w.pods[uid][key] = refs
 	return false
 }
 
-// notice takes a notice and returns the volumes that waited for it.
+func (w *waits) link(key reconciler.Key, ref plugins.Ref) {
+	kind := w.byRef[ref.Kind]
+	if kind == nil {
+		kind = map[plugins.Ref]map[reconciler.Key]struct{}{}
+		w.byRef[ref.Kind] = kind
+	}
+	if kind[ref] == nil {
+		kind[ref] = map[reconciler.Key]struct{}{}
+	}
+	kind[ref][key] = struct{}{}
+}
+
+func (w *waits) unlink(key reconciler.Key, refs []plugins.Ref) {
+	for _, ref := range refs {
+		kind := w.byRef[ref.Kind]
+		if delete(kind[ref], key); len(kind[ref]) > 0 {
+			continue
+		}
+		if delete(kind, ref); len(kind) == 0 {
+			delete(w.byRef, ref.Kind)
+		}
+	}
+}
+
+// notice takes a notice and returns the volumes that wait for it.
 func (w *waits) notice(ref plugins.Ref) []plugins.VolumeID {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -67,39 +97,72 @@ func (w *waits) notice(ref plugins.Ref) []plugins.VolumeID {
 	if w.recent = append(w.recent, ref); len(w.recent) > maxRecent {
 		w.recent = slices.Delete(w.recent, 0, maxRecent/2)
 	}
-	return w.take(func(r plugins.Ref) bool { return refers(r, ref) })
+	var ids []plugins.VolumeID
+	take := func(keys map[reconciler.Key]struct{}) {
+		for key := range keys {
+			ids = append(ids, key.ID)
+		}
+	}
+	kind := w.byRef[ref.Kind]
+	if ref.Name == "" {
+		for other, keys := range kind {
+			if meets(ref, other) {
+				take(keys)
+			}
+		}
+		return ids
+	}
+	take(kind[ref])
+	take(kind[plugins.Ref{Kind: ref.Kind}])
+	if ref.Namespace != "" {
+		take(kind[plugins.Ref{Kind: ref.Kind, Namespace: ref.Namespace}])
+	}
+	return ids
 }
 
 func (w *waits) all() []plugins.VolumeID {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	return w.take(func(plugins.Ref) bool { return true })
-}
-
-func (w *waits) take(wanted func(plugins.Ref) bool) []plugins.VolumeID {
 	var ids []plugins.VolumeID
-	for uid, keys := range w.pods {
-		for key, refs := range keys {
-			if slices.ContainsFunc(refs, wanted) {
-				ids = append(ids, key.ID)
-				delete(keys, key)
-			}
-		}
-		if len(keys) == 0 {
-			delete(w.pods, uid)
+	for _, keys := range w.notes.scopes {
+		for key := range keys {
+			ids = append(ids, key.ID)
 		}
 	}
 	return ids
 }
 
-func (w *waits) forget(uid types.UID) {
+func (w *waits) forget(s scope) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	delete(w.pods, uid)
+	for key, refs := range w.notes.scopes[s] {
+		w.unlink(key, refs)
+	}
+	w.notes.forget(s)
 }
 
-func refers(waited, notice plugins.Ref) bool {
-	return waited.Kind == notice.Kind &&
-		(notice.Namespace == "" || waited.Namespace == notice.Namespace) &&
-		(notice.Name == "" || waited.Name == "" || waited.Name == notice.Name)
+func (w *waits) has(s scope) bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.notes.scopes[s] != nil
+}
+
+func (w *waits) overgrown() []scope {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.notes.overgrown()
+}
+
+// meets reports whether a notice is about what a step waits for. Without a
+// name either means every object of its kind, in its namespace if it has one.
+func meets(notice, waited plugins.Ref) bool {
+	switch {
+	case notice.Kind != waited.Kind:
+		return false
+	case notice == waited, waited == plugins.Ref{Kind: waited.Kind}:
+		return true
+	case notice.Name == "":
+		return notice.Namespace == "" || waited.Namespace == "" || notice.Namespace == waited.Namespace
+	}
+	return waited.Name == "" && notice.Namespace == waited.Namespace
 }
