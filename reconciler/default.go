@@ -27,13 +27,15 @@ import (
 //     failed for good after Reset. A step is forgotten when it succeeds or
 //     when nothing is planned for the volume any more; while other steps are,
 //     it is remembered for the length of its pause.
-//   - No step repeats at once for ever: whatever the reason, after a few times
-//     it is held to the pace of Backoff.Base.
+//   - No step repeats at once for ever: after a few times it is held to the
+//     pace of Backoff.Base. The exception is one that succeeds, and whose volume
+//     was woken while it ran: what changes often is followed at its own pace.
 //   - Limits hold for all plugins together and for each; free slots go round
 //     the plugins, and within one, undoing and making take turns.
 //   - A step past its deadline is stuck: its context ends with [ErrDeadline],
 //     it gives its slot back, and its volume stays busy until the call
-//     returns. When a plugin has too many of them its new steps wait.
+//     returns. When a plugin has too many of them its new steps wait, but for
+//     the lazy tries that may free those.
 //
 // All methods are safe for concurrent use.
 type Default struct {

@@ -22,20 +22,15 @@ func lazyOptions() Options {
 // nor one whose stuck companion has returned. The fake finds the fault.
 func TestLazyDoesNotJoinLazy(t *testing.T) {
 	t.Run("alone", func(t *testing.T) {
-		h := hangs{which: func(s Step) bool { return s.Lazy }, after: errors.New("killed")}
-		e := newFake(func(ctx context.Context, s Step) error {
-			return h.act(ctx, s)
-		})
-		e.keep = true
-		act := e.act
-		e.act = func(ctx context.Context, s Step) error {
-			if !s.Lazy {
-				return errors.New("busy")
+		var free chan struct{}
+		e := newFake(func(_ context.Context, s Step) error {
+			if s.Lazy {
+				<-free
 			}
-			return act(ctx, s)
-		}
+			return errors.New("busy")
+		})
 		inBubble(t, lazyOptions(), e, func(t *testing.T, d *Default) {
-			h.free = make(chan struct{})
+			free = make(chan struct{})
 			d.Wake(e.add(stepOf(TearDown, vol, "one"))...)
 			elapse(time.Hour)
 			d.Reset(vol)
@@ -44,12 +39,12 @@ func TestLazyDoesNotJoinLazy(t *testing.T) {
 				t.Errorf("%d lazy tries while the first one hangs", n)
 			}
 			e.set(vol)
-			close(h.free)
+			close(free)
 			atRest(t, d, e)
 		})
 	})
 	t.Run("left alone", func(t *testing.T) {
-		first, lazy := make(chan struct{}), make(chan struct{})
+		var first, lazy chan struct{}
 		e := newFake(nil)
 		e.act = func(_ context.Context, s Step) error {
 			if s.Lazy {
@@ -91,18 +86,16 @@ func lazyTries(e *fakeEngine) (n int) {
 // reason to, although the call that it is to free still runs.
 func TestWakeReachesLazyTry(t *testing.T) {
 	for name, tt := range map[string]struct {
-		err        error
-		wake       func(*Default)
-		otherwise  func(*Default)
-		wantBefore int
+		err         error
+		not, reason func(*Default)
 	}{
 		"waiting": {
 			plugins.WaitFor(plugins.Ref{Kind: "X", Name: "x"}, errors.New("no")),
-			func(d *Default) { d.Wake(vol) }, func(*Default) {}, 1,
+			func(*Default) {}, func(d *Default) { d.Wake(vol) },
 		},
 		"permanent": {
 			plugins.Permanent(errors.New("no")),
-			func(d *Default) { d.Reset(vol) }, func(d *Default) { d.Wake(vol) }, 1,
+			func(d *Default) { d.Wake(vol) }, func(d *Default) { d.Reset(vol) },
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -120,15 +113,15 @@ func TestWakeReachesLazyTry(t *testing.T) {
 				free = make(chan struct{})
 				d.Wake(e.add(stepOf(TearDown, vol, "one"))...)
 				elapse(30 * time.Minute)
-				tt.otherwise(d)
+				tt.not(d)
 				elapse(30 * time.Minute)
-				if n := lazyTries(e); n != tt.wantBefore {
-					t.Fatalf("%d lazy tries without a reason, want %d", n, tt.wantBefore)
+				if n := lazyTries(e); n != 1 {
+					t.Fatalf("%d lazy tries without a reason for a second", n)
 				}
 				answer = nil
-				tt.wake(d)
+				tt.reason(d)
 				synctest.Wait()
-				if n := lazyTries(e); n != tt.wantBefore+1 || e.left() != 0 {
+				if n := lazyTries(e); n != 2 || e.left() != 0 {
 					t.Errorf("%d lazy tries, %d steps left", n, e.left())
 				}
 				close(free)

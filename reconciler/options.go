@@ -78,7 +78,8 @@ type Options struct {
 	// LazyAfter, if positive, is the time after which a TearDown or
 	// UnmountDevice that keeps failing or is stuck is run with Step.Lazy. A
 	// stuck one is joined by one lazy try at a time, the sole exception to one
-	// step at a time for a volume; one that failed for good is tried once so.
+	// step at a time for a volume; a lazy one that is stuck itself is joined by
+	// none. One that failed for good is tried once so.
 	LazyAfter time.Duration
 	// ShutdownGrace is how long Run waits for its steps once its context has
 	// ended.

@@ -91,8 +91,8 @@ type Engine interface {
 	// Do runs one step and enters its outcome into the actual state before it
 	// returns. For one volume at most one step may run at a time, unless
 	// Parallel says otherwise, or the step is Lazy: it may run beside the step
-	// of the same key that it is to free, one whose context has ended and that
-	// has not returned. The class of the error says how to go on. A step that
+	// of the same key that it is to free, one that is not Lazy, whose context
+	// has ended and that has not returned. The class of the error says how to go on. A step that
 	// no longer fits does nothing and returns nil.
 	Do(ctx context.Context, step Step) error
 	// Parallel reports whether SetUp, TearDown and Refresh for different pods

@@ -53,7 +53,8 @@ type Config struct {
 	// Observer sees every step. Optional.
 	Observer Observer
 	// ContentChanged is called after the files of a projected volume changed,
-	// with their paths relative to the volume. It must not block. Optional.
+	// with their paths relative to the volume, and for its first content too.
+	// It is called from many goroutines and must not block. Optional.
 	ContentChanged func(ContentChange)
 	// Root says what is demanded of the root folder's mount.
 	Root Propagation
@@ -86,7 +87,7 @@ func (c *Config) validate() error {
 	var faults []error
 	missing := func(absent bool, field, what string) {
 		if absent {
-			faults = append(faults, fmt.Errorf("Config.%s is not set: %s", field, what))
+			faults = append(faults, fmt.Errorf("field Config.%s is not set: %s", field, what))
 		}
 	}
 	missing(c.Plugins == nil, "Plugins", "a registry of volume kinds, such as builtin.Registry gives")
@@ -96,11 +97,11 @@ func (c *Config) validate() error {
 		missing(c.Host.Mounter == nil, "Host.Mounter", "the way to the kernel, such as hostmount.New gives")
 		missing(c.Host.Layout.Root == "", "Host.Layout.Root", "the folder for volumes and records")
 		if root := c.Host.Layout.Root; root != "" && !filepath.IsAbs(root) {
-			faults = append(faults, fmt.Errorf("Config.Host.Layout.Root %q is not absolute", root))
+			faults = append(faults, fmt.Errorf("field Config.Host.Layout.Root is not absolute: %q", root))
 		}
 	}
 	if c.Root < RequireShared || c.Root > AnyPropagation {
-		faults = append(faults, fmt.Errorf("Config.Root %d is unknown", c.Root))
+		faults = append(faults, fmt.Errorf("field Config.Root has no meaning: %d", c.Root))
 	}
 	return errors.Join(faults...)
 }

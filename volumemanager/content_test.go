@@ -72,7 +72,7 @@ func TestContentFollowsItsSource(t *testing.T) {
 			}, "labels", "labels", `a="2"`},
 		} {
 			c.change()
-			time.Sleep(linger)
+			n.pass(linger)
 			if got := n.file(p, c.volume, c.file); got != c.want {
 				n.Errorf("%s: %q", c.volume, got)
 			}
@@ -86,7 +86,7 @@ func TestContentFollowsItsSource(t *testing.T) {
 			n.Errorf("version %q, before %q", now, version)
 		}
 		n.apply(configMap("map", "a", "2", "b", "1"), configMap("other", "x", "y"))
-		time.Sleep(linger)
+		n.pass(linger)
 		if got := seen.take(); len(got) != 0 {
 			n.Errorf("nothing changed: %+v", got)
 		}
@@ -103,7 +103,7 @@ func TestOptionalObjectsMayCome(t *testing.T) {
 			n.Errorf("%q", got)
 		}
 		n.must(n.store.Delete(configMap("map")))
-		time.Sleep(linger)
+		n.pass(linger)
 		if entries, err := os.ReadDir(filepath.Join(n.MountedVolumes(p)["map"].Path, "..data")); err != nil || len(entries) != 0 {
 			n.Errorf("%v, %v", entries, err)
 		}
@@ -117,14 +117,14 @@ func TestStaleContent(t *testing.T) {
 		p := pod("p", configVolume("map", false))
 		n.up(p)
 		n.must(n.store.Delete(configMap("map")))
-		time.Sleep(linger)
+		n.pass(linger)
 		v := n.volume(p, "map")
 		if !v.Ready || v.Phase != volumemanager.Mounted || v.Code != volumemanager.CodeStale || !has(v.Message, "ConfigMap ns/map") || n.file(p, "map", "a") != "1" {
 			n.Errorf("%+v", v)
 		}
 		n.must(n.WaitForAttachAndMount(n.Context(), p))
 		n.apply(configMap("map", "a", "2"))
-		time.Sleep(linger)
+		n.pass(linger)
 		if v := n.volume(p, "map"); v.Code != "" || n.file(p, "map", "a") != "2" {
 			n.Errorf("%+v", v)
 		}
@@ -167,7 +167,7 @@ func TestSourcesThatDoNotNotify(t *testing.T) {
 		if took := time.Since(began); took > time.Minute {
 			n.Errorf("it took %v", took)
 		}
-		time.Sleep(time.Minute + time.Second)
+		n.pass(time.Minute + time.Second)
 		if n.file(p, "map", "a") != "2" || n.file(p, "optional", "a") != "1" || n.file(p, "late", "key") != "1" {
 			n.Error("content was not read again")
 		}
@@ -209,7 +209,7 @@ func TestIdleCostsNothing(t *testing.T) {
 		n.mounter.ForgetCalls()
 		n.steps.take()
 		before := tree(n.T, n.root)
-		time.Sleep(time.Hour)
+		n.pass(time.Hour)
 		if steps := n.steps.take(); len(steps) != 0 {
 			n.Errorf("steps: %v", steps)
 		}

@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+
+	"github.com/volumekit/volumekit/asw"
 )
 
 // ErrNotDrained says that something was left when a drain ended.
@@ -63,6 +65,7 @@ func (m *Manager) leftovers(cause error) (DrainReport, error) {
 			report.Pods = append(report.Pods, p)
 		}
 	}
+	absent := asw.Absent.String()
 	for _, v := range s.Volumes {
 		if v.Attachment != absent || v.Device != absent {
 			report.Volumes = append(report.Volumes, v)

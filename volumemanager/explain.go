@@ -169,29 +169,16 @@ func (m *Manager) node(id plugins.VolumeID, plan reconciler.Plan) *Progress {
 // progress adds what is known of v's steps and of the node-wide ones.
 func (m *Manager) progress(p *Progress, plan reconciler.Plan, id plugins.VolumeID, v plugins.PodVolume) {
 	mine := func(other plugins.PodVolume) bool { return other == v || other == plugins.PodVolume{} }
-	var other *stepReport // that runs
-	var best *stepReport
-	reports := m.log.report(id, m.volumes)
-	for i, r := range reports {
-		switch {
-		case !mine(r.Key.Volume):
-			if r.Running {
-				other = &reports[i]
-			}
-		case best == nil || r.Running && !best.Running || best.Queued && best.Err == nil && r.Err != nil:
-			best = &reports[i]
-		}
-	}
+	best, other := sift(m.log.report(id, m.volumes), mine)
 	if best != nil {
 		p.take(*best)
 	}
-	for _, step := range plan.Steps {
-		if p.Step == "" && mine(step.Volume) {
-			p.Step, p.Message = step.Kind, step.Reason
-			if other != nil {
-				p.Blocker = m.nameOf(other.Key.Volume.Pod)
-				p.Message = fmt.Sprintf("waits for the %s of pod %s on the same volume", other.Key.Kind, p.Blocker)
-			}
+	i := slices.IndexFunc(plan.Steps, func(s reconciler.Step) bool { return mine(s.Volume) })
+	if p.Step == "" && i >= 0 {
+		p.Step, p.Message = plan.Steps[i].Kind, plan.Steps[i].Reason
+		if other != nil {
+			p.Blocker = m.nameOf(other.Key.Volume.Pod)
+			p.Message = fmt.Sprintf("waits for the %s of pod %s on the same volume", other.Key.Kind, p.Blocker)
 		}
 	}
 	for _, hold := range plan.Holds {
@@ -200,6 +187,32 @@ func (m *Manager) progress(p *Progress, plan reconciler.Plan, id plugins.VolumeI
 		}
 	}
 	p.Code = p.code()
+}
+
+// sift picks of the reports that are mine the one that matters most: one that
+// runs before one that failed before one that is queued. The other is one that
+// runs for somebody else.
+func sift(reports []stepReport, mine func(plugins.PodVolume) bool) (best, other *stepReport) {
+	rank := func(r *stepReport) int {
+		switch {
+		case r.Running:
+			return 2
+		case r.Err != nil:
+			return 1
+		}
+		return 0
+	}
+	for i := range reports {
+		switch r := &reports[i]; {
+		case mine(r.Key.Volume):
+			if best == nil || rank(r) > rank(best) {
+				best = r
+			}
+		case r.Running:
+			other = r
+		}
+	}
+	return best, other
 }
 
 func (m *Manager) nameOf(uid types.UID) string {

@@ -156,6 +156,9 @@ func (n *node) down(pods ...*v1.Pod) {
 	}
 }
 
+// pass lets time pass, in no time: that of the bubble.
+func (n *node) pass(d time.Duration) { time.Sleep(d) }
+
 // volume is the status of a pod's volume.
 func (n *node) volume(pod *v1.Pod, name string) volumemanager.VolumeStatus {
 	n.Helper()

@@ -83,7 +83,7 @@ func join(wishes map[place]*dsw.PodWish, pod *v1.Pod, name string, r dsw.Resolut
 	at := place{r.Volume, r.ID}
 	names := []string{name}
 	if w := wishes[at]; w != nil {
-		names = append(w.Names, name)
+		names = slices.Concat(w.Names, names)
 		if r.Params.ReadOnly || !w.Params.ReadOnly {
 			w.Names = names
 			return

@@ -129,7 +129,7 @@ func TestRetry(t *testing.T) {
 		n.disk.fail(reconciler.SetUp, errDisk)
 		p := pod("p", diskVolume("d", "one"))
 		n.set(p)
-		time.Sleep(10 * time.Minute) // the pauses have grown
+		n.pass(10 * time.Minute) // the pauses have grown
 		before := n.volume(p, "d").Attempts
 		n.Retry(p)
 		synctest.Wait()

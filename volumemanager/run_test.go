@@ -28,7 +28,7 @@ func TestNewSaysAllThatIsWrong(t *testing.T) {
 	_, err = volumemanager.New(volumemanager.Config{
 		Host: &plugins.VolumeHost{Layout: plugins.Layout{Root: "relative"}}, Root: 7,
 	})
-	if err == nil || !has(err.Error(), "Config.Host.Mounter", `"relative" is not absolute`, "Config.Root 7") {
+	if err == nil || !has(err.Error(), "Config.Host.Mounter", `not absolute: "relative"`, "Config.Root has no meaning: 7") {
 		t.Errorf("%v", err)
 	}
 }
@@ -293,7 +293,7 @@ func TestPodSourceThatFailsPanicsAndListsAnew(t *testing.T) {
 		for _, p := range []*v1.Pod{a, b, c} {
 			n.must(n.WaitForAttachAndMount(n.Context(), p))
 		}
-		time.Sleep(time.Minute) // in the bubble
+		n.pass(time.Minute)
 		if len(n.Snapshot().Pods) != 3 {
 			n.Error("pods were lost by a broken list")
 		}
@@ -436,7 +436,7 @@ func TestRunnersAreRunAndStartedAgain(t *testing.T) {
 		n.host.Secrets = r
 		n.config.SourcePause = time.Minute
 		n.start()
-		time.Sleep(time.Hour) // in the bubble
+		n.pass(time.Hour)
 		if len(r.runs) != 2 {
 			n.Fatalf("%d runs", len(r.runs))
 		}

@@ -7,7 +7,6 @@ import (
 
 	"k8s.io/apimachinery/pkg/types"
 
-	"github.com/volumekit/volumekit/asw"
 	"github.com/volumekit/volumekit/plugins"
 	"github.com/volumekit/volumekit/reconciler"
 )
@@ -47,9 +46,6 @@ type VolumeSnapshot struct {
 	// Steps tell how running and failed steps fare.
 	Steps []StepSnapshot `json:"steps,omitempty"`
 }
-
-// absent is the state of what is not there.
-var absent = asw.Absent.String()
 
 // PodVolumeSnapshot is what is known about a volume of one pod.
 type PodVolumeSnapshot struct {

@@ -35,7 +35,7 @@ func TestSnapshotIsPlainJSON(t *testing.T) {
 		n.set(p)
 		bad := pod("bad", emptyVolume("bad/name"))
 		n.pods.Set(bad) // refused by the source itself
-		time.Sleep(10 * time.Second)
+		n.pass(10 * time.Second)
 		s := n.Snapshot()
 		text, err := json.Marshal(s)
 		n.must(err)
@@ -88,12 +88,12 @@ func TestNoSecretGetsOut(t *testing.T) {
 		conflict.Projected.Sources[1].Secret.Items = []v1.KeyToPath{{Key: "key", Path: "token/below"}}
 		p := pod("p", secretVolume("s"), bad, access, *conflict)
 		n.set(p)
-		time.Sleep(time.Minute)
+		n.pass(time.Minute)
 		if n.file(p, "s", "key") != canary || n.file(p, "access", "token") != canary {
 			n.Error("the canaries are not where they belong")
 		}
 		n.apply(secret("s", "key", canary+"-2"))
-		time.Sleep(time.Minute)
+		n.pass(time.Minute)
 		text, err := json.Marshal(n.Snapshot())
 		n.must(err)
 		status, _ := n.Status(p)
@@ -127,18 +127,18 @@ func TestEventsComeOncePerChange(t *testing.T) {
 		n.disk.fail(reconciler.SetUp, errDisk)
 		p := pod("p", diskVolume("d", "one"))
 		n.set(p)
-		time.Sleep(time.Minute)
+		n.pass(time.Minute)
 		n.disk.fail(reconciler.SetUp, errors.New("another fault"))
-		time.Sleep(5 * time.Minute)
+		n.pass(5 * time.Minute)
 		n.disk.on(nil)
-		time.Sleep(5 * time.Minute)
+		n.pass(5 * time.Minute)
 		want := []string{"SuccessfulAttachVolume", "FailedMount", "FailedMount", "SuccessfulMountVolume"}
 		if got := n.reasons(p); !reflect.DeepEqual(got, want) {
 			n.Errorf("%v", got)
 		}
 		q := pod("q", claimVolume("d", "absent", false))
 		n.set(q)
-		time.Sleep(time.Hour)
+		n.pass(time.Hour)
 		if got := n.reasons(q); !reflect.DeepEqual(got, []string{"FailedMount"}) {
 			n.Errorf("%v", got)
 		}
@@ -162,7 +162,7 @@ func TestObserverSeesEveryStep(t *testing.T) {
 		n.wantSteps("attach  none", "mountDevice  none", "setUp d none")
 		n.disk.fail(reconciler.TearDown, errDisk)
 		n.pods.Remove(p.UID)
-		time.Sleep(100 * time.Millisecond)
+		n.pass(100 * time.Millisecond)
 		n.disk.on(nil)
 		n.must(n.WaitForUnmount(n.Context(), p))
 		n.nothingLeft()

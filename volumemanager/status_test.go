@@ -39,7 +39,7 @@ func TestFailureModes(t *testing.T) {
 				if c.kind.Undoes() {
 					n.pods.Remove(p.UID)
 				}
-				time.Sleep(10 * time.Second) // in the bubble: some attempts
+				n.pass(10 * time.Second) // some attempts
 				v := n.volume(p, "d")
 				if v.Code != c.code || v.Phase != c.phase || v.Step != c.kind || v.Ready || v.Running {
 					t.Errorf("%+v", v)
@@ -80,7 +80,7 @@ func TestFailsToDetach(t *testing.T) {
 				n.Errorf("nothing is due: %+v", s.Volumes[0].Node)
 			}
 			n.down(p)
-			time.Sleep(10 * time.Second)
+			n.pass(10 * time.Second)
 			s := n.Snapshot()
 			if len(s.Volumes) != 1 || s.Volumes[0].Node == nil {
 				n.Fatalf("%+v", s)
@@ -132,7 +132,7 @@ func TestStuckSteps(t *testing.T) {
 			if v := n.volume(p, "d"); !v.Running || v.Stuck || v.Code != "" || !v.Since.Equal(began) || v.Step != c.kind {
 				n.Errorf("running: %+v", v)
 			}
-			time.Sleep(reconciler.DefaultDeadline + time.Second)
+			n.pass(reconciler.DefaultDeadline + time.Second)
 			v := n.volume(p, "d")
 			if !v.Running || !v.Stuck || v.Code != c.code || !v.Since.Equal(began) || !has(v.Message, "has not returned since") || v.Advice == "" {
 				n.Errorf("stuck: %+v", v)
@@ -204,7 +204,7 @@ func TestStatusWhileAClaimIsLookedUp(t *testing.T) {
 		if !n.volume(p, "e").Ready {
 			n.Error("a dead API server holds up what needs none")
 		}
-		time.Sleep(reconciler.DefaultDeadline + time.Second)
+		n.pass(reconciler.DefaultDeadline + time.Second)
 		if v := n.volume(p, "d"); v.Code != volumemanager.CodeUnresolved || !v.Stuck || !has(v.Message, "has not returned") {
 			n.Errorf("%+v", v)
 		}
@@ -315,6 +315,49 @@ func TestVolumeThatWasReplaced(t *testing.T) {
 		n.must(n.WaitForAttachAndMount(n.Context(), p))
 		if got := n.MountedVolumes(p)["d"].ID; got != "example.com/disk/another" {
 			n.Errorf("%s", got)
+		}
+	})
+}
+
+// TestRestart: what an earlier process left is confirmed, which the status
+// tells, and is no news.
+func TestRestart(t *testing.T) {
+	onRunning(t, func(n *node) {
+		p := pod("p", diskVolume("d", "one"), emptyVolume("e"))
+		n.up(p)
+		n.stop()
+		mounts := len(n.mounter.Calls(mounttest.OpMount))
+		events := len(n.events.List())
+		hold := make(chan struct{})
+		n.disk.on(func(_ context.Context, step reconciler.Kind, _ string) error {
+			if step == reconciler.SetUp {
+				<-hold
+			}
+			return nil
+		})
+		n.start()
+		<-n.Ready()
+		synctest.Wait()
+		if v := n.volume(p, "d"); v.Phase != volumemanager.Confirming || v.Ready || !v.Running || len(n.MountedVolumes(p)) != 1 {
+			n.Errorf("%+v", v)
+		}
+		if used := n.VolumesInUse(); len(used) != 1 {
+			n.Errorf("in use: %v", used)
+		}
+		close(hold)
+		n.must(n.WaitForAttachAndMount(n.Context(), p))
+		if v := n.volume(p, "d"); v.Phase != volumemanager.Mounted {
+			n.Errorf("%+v", v)
+		}
+		if got := len(n.mounter.Calls(mounttest.OpMount)); got != mounts {
+			n.Errorf("%d mounts were made", got-mounts)
+		}
+		n.down(p)
+		n.nothingLeft()
+		for _, e := range n.events.List()[events:] {
+			if e.Reason == "SuccessfulMountVolume" {
+				n.Errorf("told again: %v", e)
+			}
 		}
 	})
 }

@@ -171,7 +171,7 @@ func (a *agent) drain(insisted context.Context) (ok bool) {
 // prove looks at the kernel's mount table and at the disk, now that the
 // manager has ended, and says what is left.
 func (a *agent) prove(took time.Duration) (ok bool) {
-	left, err := leftovers(context.Background(), a.mounter, a.layout)
+	left, err := leftovers(context.Background(), a.layout)
 	if err != nil {
 		a.out.fault("what is left cannot be told: %v", err)
 		return false

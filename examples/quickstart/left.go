@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 
+	"github.com/volumekit/volumekit/mount"
 	"github.com/volumekit/volumekit/mount/hostmount"
 	"github.com/volumekit/volumekit/plugins"
 )
@@ -18,11 +19,17 @@ type left struct {
 
 func (l left) none() bool { return len(l.mounts)+len(l.paths) == 0 }
 
+// mountTable reads the kernel's table, whatever the manager's mounter believes:
+// that one keeps what it has read for a while.
+func mountTable(ctx context.Context) (mount.Table, error) {
+	return hostmount.New(hostmount.Options{}).Table(ctx)
+}
+
 // leftovers looks for mounts, and for anything but the empty folders and the
 // books that a manager keeps for its next start.
-func leftovers(ctx context.Context, mounter *hostmount.Mounter, layout plugins.Layout) (l left, err error) {
+func leftovers(ctx context.Context, layout plugins.Layout) (l left, err error) {
 	root := layout.Root
-	table, err := mounter.Table(ctx)
+	table, err := mountTable(ctx)
 	if err != nil {
 		return l, err
 	}
@@ -65,7 +72,7 @@ type mountID struct {
 
 // mounts lists the mounts under the root.
 func (a *agent) mounts(ctx context.Context) (list []mountID) {
-	table, err := a.mounter.Table(ctx)
+	table, err := mountTable(ctx)
 	if err != nil {
 		return nil
 	}

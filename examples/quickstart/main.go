@@ -94,6 +94,7 @@ func parse(args []string, out io.Writer) (options, error) {
 // serve is the agent's whole life.
 func serve(o options, s stage) (code int, err error) {
 	keepInherited()
+	parent := os.Getppid()
 	asked, insisted, ask, stop := interrupts()
 	defer stop()
 	if s.Ending { // the agent before this one was killed while it took things away
@@ -104,6 +105,7 @@ func serve(o options, s stage) (code int, err error) {
 		o.manifests = s.Manifests
 	}
 	ok, err := run(asked, insisted, settings{options: o, restarted: s.Restarted, unread: ask})
+	err = errors.Join(err, cleanUpOrphaned(parent, &s.place))
 	if err != nil || !ok {
 		return 1, err
 	}

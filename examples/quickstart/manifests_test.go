@@ -31,7 +31,7 @@ var bad = []struct {
 	{"key twice", "a.yaml", configMap("a") + "data:\n  a: b\n  a: c\n", []string{`7: YAML: key "a" already set in map`}},
 	{"several keys twice", "a.yaml", configMap("a") + "data:\n  a: b\n  a: c\n  a: d\n", []string{`7: YAML: key "a" already set in map`, `8: YAML: key "a" already set in map`}},
 	{"unknown field", "a.yaml", configMap("a") + "dta: {}\n", []string{"5: dta: unknown field"}},
-	{"unknown field in a list", "a.yaml", podHead + "  containers: [{name: c}]\n  volumes:\n  - name: v\n    configMap:\n      name: x\n  - name: w\n    configMap:\n      nmae: x\n", []string{"13: spec.volumes[1].configMap.nmae: unknown field"}},
+	{"unknown field in a list", "a.yaml", podHead + "  containers: [{name: c}]\n  volumes:\n  - name: v\n    configMap:\n      name: x\n  - name: w\n    configMap:\n      colour: x\n", []string{"13: spec.volumes[1].configMap.colour: unknown field"}},
 	{"unknown field in braces", "a.yaml", podHead + "  containers:\n    - { name: c, image: i }\n    - {\n        name: d,\n        imgae: i }\n", []string{"10: spec.containers[1].imgae: unknown field"}},
 	{"wrong case", "a.yaml", configMap("a") + "Data: {}\n", []string{"5: Data: unknown field"}},
 	{"kind of another program", "a.yaml", "# web\napiVersion: apps/v1\nkind: Deployment\n", []string{`3: kind: "Deployment" is none of the kinds that the quickstart reads: ConfigMap, Secret, PersistentVolume, PersistentVolumeClaim, Pod`}},

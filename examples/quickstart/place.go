@@ -131,7 +131,7 @@ func (p *place) makeRoot(dir string) error {
 // removed if this run made it and it is empty.
 func (p *place) cleanUp() error {
 	if p.MadeRoot {
-		if err := os.Remove(p.Root); err != nil && filepath.Dir(p.Root) != p.Temporary {
+		if err := os.Remove(p.Root); err != nil && !errors.Is(err, fs.ErrNotExist) && filepath.Dir(p.Root) != p.Temporary {
 			fmt.Fprintln(os.Stderr, "quickstart: something is left in the root:", err)
 		}
 	}

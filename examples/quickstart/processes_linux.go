@@ -12,8 +12,6 @@ import (
 	"time"
 
 	"golang.org/x/term"
-
-	"github.com/volumekit/volumekit/mount/hostmount"
 )
 
 // Three processes share the work, so that a killed agent finds its mounts
@@ -129,21 +127,29 @@ func keep(s stage) (code int, err error) {
 		fmt.Println("The agent was killed. Its mounts are still there; starting it again.")
 		time.Sleep(max(0, 200*time.Millisecond-time.Since(began)))
 	}
-	if os.Getppid() != parent {
-		err = errors.Join(err, cleanUpInside(&s.place))
-	}
-	return code, err
+	return code, errors.Join(err, cleanUpOrphaned(parent, &s.place))
 }
 
-// cleanUpInside cleans up from within the namespaces, where a removal could
-// reach through a mount that is left.
-func cleanUpInside(p *place) error {
-	table, err := hostmount.New(hostmount.Options{}).Table(context.Background())
+// cleanUpOrphaned cleans up if the process that should do that is gone. It
+// works from within the namespaces, where a removal could reach through a mount
+// that is left.
+func cleanUpOrphaned(parent int, p *place) error {
+	if os.Getppid() == parent {
+		return nil
+	}
+	table, err := mountTable(context.Background())
 	if err != nil {
 		return err
 	}
-	if left := table.Below(p.Temporary); len(left) > 0 {
-		return fmt.Errorf("%s stays: %d mounts are left there", p.Temporary, len(left))
+	if len(table.Below(p.Root)) == 0 {
+		// The manager has mounted the root on itself, to make it a shared mount.
+		_ = syscall.Unmount(p.Root, syscall.MNT_DETACH)
+		if table, err = mountTable(context.Background()); err != nil {
+			return err
+		}
+	}
+	if left := append(table.Below(p.Root), table.Below(p.Temporary)...); len(left) > 0 {
+		return fmt.Errorf("%s stays: %s is still mounted", p.Temporary, left[0].Target)
 	}
 	return p.cleanUp()
 }

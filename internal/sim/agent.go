@@ -12,6 +12,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"os/signal"
 	"path/filepath"
@@ -53,8 +54,10 @@ type Settings struct {
 	Propagation volumemanager.Propagation
 	// StepDeadline and LazyAfter are the reconciler's; zero means its defaults.
 	StepDeadline, LazyAfter time.Duration
-	// Synced is false for a pod source that never syncs.
+	// Unsynced is true for a pod source that never syncs.
 	Unsynced bool
+	// Count makes the agent count the fail points that it passes.
+	Count bool
 }
 
 // State is what an agent writes down.
@@ -67,6 +70,8 @@ type State struct {
 	Changes []string
 	// Events are the reasons and messages of the events so far.
 	Events []string
+	// Passed counts the fail points that were passed, with [Settings.Count].
+	Passed map[string]int
 }
 
 // agent is the child's side of a [Node].
@@ -82,11 +87,16 @@ type agent struct {
 	mu      sync.Mutex
 	changes []string
 	err     error
+	passed  map[string]int
+	// armed is what the file "failpoint" held last, and left how often that
+	// point may still be passed.
+	armed string
+	left  int
 }
 
 // RunAgent runs the agent until SIGTERM and ends the process.
 func RunAgent() {
-	a := &agent{dir: os.Getenv(agentVariable), objects: map[string]apiruntime.Object{}}
+	a := &agent{dir: os.Getenv(agentVariable), objects: map[string]apiruntime.Object{}, passed: map[string]int{}}
 	if err := a.run(); err != nil {
 		fmt.Fprintln(os.Stderr, "sim agent:", err)
 		os.Exit(1)
@@ -177,15 +187,31 @@ func (a *agent) fault(ctx context.Context, _ string, ref plugins.Ref) error {
 	return errors.New("the API server is on fire")
 }
 
-// failpoint dies at the point that the file "failpoint" names, once.
+// failpoint dies when the point that the file "failpoint" names is passed for
+// the time that stands there too, and takes the file away before.
 func (a *agent) failpoint(point string) error {
 	name := filepath.Join(a.dir, "failpoint")
 	text, err := os.ReadFile(name)
-	if err != nil || string(text) != point {
+	if err != nil && !a.settings.Count {
 		return nil
 	}
-	if os.Remove(name) != nil {
-		return nil // another goroutine is dying already
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.settings.Count {
+		a.passed[point]++
+	}
+	if armed := string(text); armed != a.armed {
+		a.armed, a.left = armed, 0
+		var at string
+		if _, err := fmt.Sscan(armed, &at, &a.left); err != nil {
+			a.left = 0 // nothing is armed
+		}
+	}
+	if a.left == 0 || !strings.HasPrefix(a.armed, point+" ") {
+		return nil
+	}
+	if a.left--; a.left > 0 || os.Remove(name) != nil {
+		return nil
 	}
 	_ = syscall.Kill(os.Getpid(), syscall.SIGKILL)
 	select {}
@@ -230,6 +256,7 @@ func (a *agent) write() {
 	s := State{PID: os.Getpid(), Snapshot: a.manager.Snapshot(), Goroutines: runtime.NumGoroutine()}
 	a.mu.Lock()
 	s.Changes = append(s.Changes, a.changes...)
+	s.Passed = maps.Clone(a.passed)
 	if a.err != nil {
 		s.Error = a.err.Error()
 	}

@@ -8,13 +8,16 @@ import (
 	"os"
 	"path/filepath"
 
+	v1 "k8s.io/api/core/v1"
+
 	"github.com/volumekit/volumekit/mount"
 	"github.com/volumekit/volumekit/plugins"
 )
 
 // Disk is an in-house plugin for tests: local persistent volumes whose storage
 // is a folder, mounted once per node by a bind mount (the device mount) and
-// from there into each pod.
+// from there into each pod. In block mode each pod gets a device of its own,
+// for which a file stands in.
 type Disk struct{ Host *plugins.VolumeHost }
 
 // DiskName is its name.
@@ -31,7 +34,7 @@ func (d *Disk) Identify(spec *plugins.Spec) (plugins.Identity, error) {
 	if err := plugins.CheckName(spec.PV.Name); err != nil {
 		return plugins.Identity{}, plugins.Permanent(err)
 	}
-	return plugins.Identity{Storage: spec.PV.Name, Device: true, Durable: true}, nil
+	return plugins.Identity{Storage: spec.PV.Name, Device: spec.Mode() != v1.PersistentVolumeBlock, Durable: true}, nil
 }
 
 // DeviceMountPath implements plugins.DeviceMounter.
@@ -81,3 +84,27 @@ func (d *Disk) release(ctx context.Context, target string, lazy bool) error {
 	}
 	return nil
 }
+
+// MapDevice implements plugins.BlockMapper.
+func (d *Disk) MapDevice(_ context.Context, req plugins.SetUpRequest) (plugins.MapResult, error) {
+	path := d.device(req.Volume)
+	if err := os.MkdirAll(filepath.Dir(path), 0o750); err != nil {
+		return plugins.MapResult{}, err
+	}
+	return plugins.MapResult{DevicePath: path}, os.WriteFile(path, nil, 0o600)
+}
+
+// UnmapDevice implements plugins.BlockMapper.
+func (d *Disk) UnmapDevice(_ context.Context, req plugins.TearDownRequest) error {
+	if err := os.Remove(d.device(req.Volume)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	return nil
+}
+
+func (d *Disk) device(v plugins.PodVolume) string {
+	return filepath.Join(DevicesDir(d.Host.Layout), string(v.Pod)+"~"+v.Name)
+}
+
+// DevicesDir is where the files are that stand in for block devices.
+func DevicesDir(l plugins.Layout) string { return filepath.Join(l.PluginDir(DiskName), "devices") }

@@ -19,6 +19,7 @@ import (
 	apiruntime "k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/volumekit/volumekit/asw/journal"
 	"github.com/volumekit/volumekit/internal/nstest"
 	"github.com/volumekit/volumekit/mount"
 	"github.com/volumekit/volumekit/mount/hostmount"
@@ -147,7 +148,35 @@ func (n *Node) Fault(kind, mode string) {
 // FailAt makes the agent die at the next passing of a fail point.
 func (n *Node) FailAt(point string) {
 	n.t.Helper()
-	n.must(replace(filepath.Join(n.Dir, "failpoint"), []byte(point)))
+	n.FailAtPassing(point, 1)
+}
+
+// FailAtPassing makes the agent die when it passes a fail point for the k-th
+// time, counted from now.
+func (n *Node) FailAtPassing(point string, k int) {
+	n.t.Helper()
+	n.must(replace(filepath.Join(n.Dir, "failpoint"), fmt.Appendf(nil, "%s %d", point, k)))
+}
+
+// DiesBefore waits until the agent has died at its fail point, or the
+// condition holds and no fail point is left to wait for. It reports whether
+// the agent died; else the fail point is taken back.
+func (n *Node) DiesBefore(what string, holds func(s State) bool) bool {
+	n.t.Helper()
+	died := false
+	n.Await(what+", or the agent dies", func(s State) bool {
+		select {
+		case <-n.ended:
+			n.child, died = nil, true
+		default:
+		}
+		return died || holds(s)
+	})
+	if died || os.Remove(filepath.Join(n.Dir, "failpoint")) == nil {
+		return died
+	}
+	n.AwaitDeath() // it is about to: it has taken the file away
+	return true
 }
 
 // State is what the agent wrote last, the zero value if nothing yet.
@@ -195,7 +224,7 @@ func (n *Node) AwaitReady(pods ...*v1.Pod) State {
 	n.t.Helper()
 	return n.Await("pods are ready", func(s State) bool {
 		for _, pod := range pods {
-			if status, ok := s.Pod(pod.UID); !ok || !status.Ready {
+			if !s.Ready(pod) {
 				return false
 			}
 		}
@@ -220,22 +249,31 @@ func (n *Node) AwaitGone(pods ...*v1.Pod) State {
 // AwaitSteady waits until nothing is due or under way any more.
 func (n *Node) AwaitSteady() State {
 	n.t.Helper()
-	return n.Await("steady", func(s State) bool {
-		if !s.Snapshot.Ready {
+	return n.Await("steady", State.Steady)
+}
+
+// Steady reports whether nothing is due or under way any more.
+func (s State) Steady() bool {
+	if !s.Snapshot.Ready {
+		return false
+	}
+	for _, v := range s.Snapshot.Volumes {
+		if len(v.Plan.Steps) > 0 || len(v.Steps) > 0 {
 			return false
 		}
-		for _, v := range s.Snapshot.Volumes {
-			if len(v.Plan.Steps) > 0 || len(v.Steps) > 0 {
+		for _, p := range v.Pods {
+			if p.Found {
 				return false
 			}
-			for _, p := range v.Pods {
-				if p.Found {
-					return false
-				}
-			}
 		}
-		return true
-	})
+	}
+	return true
+}
+
+// Ready reports whether all volumes of a pod are ready.
+func (s State) Ready(pod *v1.Pod) bool {
+	status, ok := s.Pod(pod.UID)
+	return ok && status.Ready
 }
 
 // Pod finds the status of a pod.
@@ -259,7 +297,8 @@ func (s State) Volume(pod *v1.Pod, name string) volumemanager.VolumeStatus {
 	return volumemanager.VolumeStatus{}
 }
 
-// Mounts returns the mounts below the root: their ids by target.
+// Mounts returns the mounts below the root: their ids by target. Mounts that
+// are stacked on one target fail the test.
 func (n *Node) Mounts() map[string]uint64 {
 	n.t.Helper()
 	root, err := filepath.EvalSymlinks(n.Layout.Root)
@@ -276,10 +315,39 @@ func (n *Node) Mounts() map[string]uint64 {
 			var id uint64
 			_, err := fmt.Sscan(f[0], &id)
 			n.must(err)
+			if mounts[f[4]] != 0 {
+				n.t.Errorf("mounts are stacked on %s", f[4])
+			}
 			mounts[f[4]] = id
 		}
 	}
 	return mounts
+}
+
+// AwaitClean waits until nothing of any volume is left, and fails the test
+// if something is: a mount, a folder of a pod, a record.
+func (n *Node) AwaitClean() {
+	n.t.Helper()
+	n.Await("no volume and no pod is known", func(s State) bool {
+		return s.Snapshot.Ready && len(s.Snapshot.Volumes) == 0 && len(s.Snapshot.Pods) == 0
+	})
+	if left := n.Mounts(); len(left) > 0 {
+		n.t.Errorf("mounts are left: %v", left)
+	}
+	for _, dir := range []string{n.Layout.PodsDir(), DevicesDir(n.Layout), filepath.Join(n.Layout.PluginDir(DiskName), "mounts")} {
+		left, err := os.ReadDir(dir)
+		if err != nil && !errors.Is(err, fs.ErrNotExist) {
+			n.t.Fatal(err)
+		}
+		if len(left) > 0 {
+			n.t.Errorf("left in %s: %v", dir, left)
+		}
+	}
+	records, err := journal.Read(n.Layout.StateDir())
+	n.must(err)
+	if len(records.Records)+len(records.Damaged) > 0 {
+		n.t.Errorf("the journal holds %+v, damaged: %+v", records.Records, records.Damaged)
+	}
 }
 
 // Path is where a pod finds a volume.

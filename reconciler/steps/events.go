@@ -72,10 +72,10 @@ func (f *eventFilter) has(s scope) bool {
 	return f.told.scopes[s] != nil
 }
 
-func (f *eventFilter) overgrown() []scope {
+func (f *eventFilter) due() []scope {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	return f.told.overgrown()
+	return f.told.due()
 }
 
 // event tells the pods concerned how the step went, if that is news.

@@ -203,7 +203,7 @@ func (e *Executor) AllWaiting() []plugins.VolumeID { return e.waits.all() }
 // Forget drops what is remembered about the steps of a pod that is gone.
 func (e *Executor) Forget(uid types.UID) {
 	e.drop(scope{pod: uid})
-	for _, s := range append(e.events.overgrown(), e.waits.overgrown()...) {
+	for _, s := range append(e.events.due(), e.waits.due()...) {
 		if !e.known(s) {
 			e.drop(s)
 		}

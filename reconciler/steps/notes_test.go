@@ -89,7 +89,7 @@ func TestNothingIsRememberedForEver(t *testing.T) {
 	r := newRig(t)
 	r.plugin.fail("setUp", plugins.WaitFor(secretRef, nil))
 	r.plugin.fail("attach", plugins.WaitFor(secretRef, nil))
-	for i := range 500 {
+	for i := range 50 {
 		w := simple(fmt.Sprintf("pod-%d", i), "vol")
 		d := wish{pod: fmt.Sprintf("node-%d", i), volume: "vol", identity: plugins.Identity{Storage: fmt.Sprint(i), Attach: true}}
 		r.want(w)
@@ -254,7 +254,7 @@ func TestManyNoticesDuringAStepCountAsMissed(t *testing.T) {
 // Whatever the order of a source's change, its notice and the step that reads
 // the source: either the step sees the change, or it is woken.
 func TestNoNoticeIsLost(t *testing.T) {
-	for range 300 {
+	for range 50 {
 		r := newRig(t)
 		w := simple("pod", "vol")
 		r.want(w)

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"sync"
 	"testing"
@@ -280,21 +281,20 @@ func TestPodFolderGoesWhenEmpty(t *testing.T) {
 func TestPodThatComesBackWhileItsFolderGoes(t *testing.T) {
 	r := newRig(t)
 	w := simple("pod", "vol")
-	const rounds = 300
+	const rounds = 100
 	var wg sync.WaitGroup
 	stop := make(chan struct{})
-	for range 2 {
-		wg.Go(func() {
-			for {
-				select {
-				case <-stop:
-					return
-				default:
-					r.exec.RemovePodFolder("pod")
-				}
+	wg.Go(func() {
+		for {
+			select {
+			case <-stop:
+				return
+			default:
+				r.exec.RemovePodFolder("pod")
+				runtime.Gosched()
 			}
-		})
-	}
+		}
+	})
 	for range rounds {
 		r.want(w)
 		if err := r.do(w.key(reconciler.SetUp)); err != nil {
@@ -346,7 +346,7 @@ func TestSetUpWaitsForTheRemovalOfFolders(t *testing.T) {
 // A teardown that the pod's own deletion overtakes still removes the folders,
 // whichever of the two is the last.
 func TestLastOneOutRemovesTheFolders(t *testing.T) {
-	for range 100 {
+	for range 30 {
 		r := newRig(t)
 		w := simple("pod", "vol")
 		r.want(w)

@@ -22,12 +22,12 @@ func scopeOf(k *reconciler.Key) scope {
 }
 
 // notes are what is remembered of steps, by scope. A scope of a pod is
-// forgotten with the pod. Those of volumes are looked through when a pod goes:
-// all while they are few, else when there are twice as many as the last time.
+// forgotten with the pod. Those of volumes are looked through from time to
+// time when pods go.
 type notes[T any] struct {
-	scopes map[scope]map[reconciler.Key]T
-	nodes  int // scopes of volumes
-	limit  int // at which they are looked through again
+	scopes  map[scope]map[reconciler.Key]T
+	nodes   int // scopes of volumes
+	skipped int // how often pods went since they were looked through
 }
 
 // minNotes is how many scopes of volumes are few.
@@ -74,12 +74,16 @@ func (n *notes[T]) forget(s scope) {
 	}
 }
 
-// overgrown lists the scopes of volumes if they are few, or have become many.
-func (n *notes[T]) overgrown() []scope {
-	if n.nodes == 0 || n.nodes > minNotes && n.nodes < n.limit {
+// due lists the scopes of volumes when it is time to look through them. It is
+// called whenever a pod goes, and lists a few for each call on average.
+func (n *notes[T]) due() []scope {
+	if n.skipped++; n.nodes > minNotes && n.skipped < n.nodes/4 {
 		return nil
 	}
-	n.limit = 2 * n.nodes
+	n.skipped = 0
+	if n.nodes == 0 {
+		return nil
+	}
 	list := make([]scope, 0, n.nodes)
 	for s := range n.scopes {
 		if s.id != "" {

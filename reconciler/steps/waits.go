@@ -147,10 +147,10 @@ func (w *waits) has(s scope) bool {
 	return w.notes.scopes[s] != nil
 }
 
-func (w *waits) overgrown() []scope {
+func (w *waits) due() []scope {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	return w.notes.overgrown()
+	return w.notes.due()
 }
 
 // meets reports whether a notice is about what a step waits for. Without a
