@@ -5,6 +5,7 @@ import (
 	"slices"
 	"strings"
 
+	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/volumekit/volumekit/plugins"
@@ -124,6 +125,37 @@ func (t *target) update() {
 	t.wish.Generation = generation
 }
 
+// told is the wish, unless it is not known yet whether the pod may write: a
+// claim that is read-only under one name may be writable under another that is
+// not resolved. What is live must not be made anew when that turns out.
+func (t *target) told() PodWish {
+	if !t.wish.Params.ReadOnly {
+		return t.wish
+	}
+	lead := t.members[0]
+	claim := lead.claim()
+	for _, v := range lead.pod.volumes {
+		if v.res != nil || claim == nil {
+			continue
+		}
+		if other := v.claim(); other != nil && other.ClaimName == claim.ClaimName && !other.ReadOnly {
+			return PodWish{
+				Volume: t.wish.Volume, State: Unknown,
+				Why: "volume " + v.use.Name + " of the pod has the same claim and is not resolved yet",
+			}
+		}
+	}
+	return t.wish
+}
+
+// claim is the claim that the pod names, or nil.
+func (v *volume) claim() *v1.PersistentVolumeClaimVolumeSource {
+	if vol := v.use.volume(v.pod.pod); vol != nil {
+		return vol.PersistentVolumeClaim
+	}
+	return nil
+}
+
 // comparePodVolumes orders as PodVolume.String does, without making strings.
 func comparePodVolumes(a, b plugins.PodVolume) int {
 	if c := compareElement(string(a.Pod), string(b.Pod)); c != 0 {
@@ -171,7 +203,7 @@ func (w *World) Wish(id plugins.VolumeID, there []plugins.PodVolume) Wish {
 		wish.Pods = make([]PodWish, 0, n)
 	}
 	for _, t := range e.targets {
-		wish.Pods = append(wish.Pods, t.wish)
+		wish.Pods = append(wish.Pods, t.told())
 	}
 	for _, v := range there {
 		if _, wanted := e.search(v); !wanted {

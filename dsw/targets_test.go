@@ -5,6 +5,7 @@ import (
 	"strings"
 	"testing"
 
+	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/volumekit/volumekit/plugins"
@@ -36,6 +37,50 @@ func TestWishMergesWhatIsThere(t *testing.T) {
 	if empty := g.Wish("test.io/staged/none", nil); empty.Pods != nil || empty.ID != "test.io/staged/none" {
 		t.Errorf("wish of nothing: %+v", empty)
 	}
+}
+
+// TestReadOnlyIsSettledFirst: whether the pod may write is known only when all
+// names with the same claim are resolved. Else what is live after a restart
+// would be taken down under its containers.
+func TestReadOnlyIsSettledFirst(t *testing.T) {
+	reads := claim("reads", "c1")
+	reads.PersistentVolumeClaim.ReadOnly = true
+	more := claim("more", "c1")
+	more.PersistentVolumeClaim.ReadOnly = true
+	id, at := stagedID("h"), stagedVolume("p", "pv1")
+	begin := func(pod *v1.Pod) (*rig, Change) {
+		g := newRig(t)
+		g.sync()
+		g.api.bind("c1", "pv1", "h")
+		g.SetPod(pod)
+		return g, g.resolve(Unresolved{"p", "reads"})
+	}
+	g, _ := begin(podOf("p", reads, claim("writes", "c1")))
+	if w := g.one(id, at); w.State != Unknown || !strings.Contains(w.Why, "writes") || w.Spec != nil {
+		t.Errorf("%+v", w)
+	}
+	if c := g.resolve(Unresolved{"p", "writes"}); !slices.Contains(c.Volumes, id) {
+		t.Errorf("not woken: %+v", c)
+	}
+	if w := g.one(id, at); w.State != Wanted || w.Params.ReadOnly || len(w.Names) != 2 {
+		t.Errorf("%+v", w)
+	}
+
+	g, _ = begin(podOf("p", reads, claim("writes", "c1")))
+	for name, pod := range map[string]*v1.Pod{"the name goes": podOf("p", reads), "the name is another's": podOf("p", reads, emptyDir("writes"))} {
+		if c := g.SetPod(pod); !slices.Contains(c.Volumes, id) {
+			t.Errorf("%s: not woken: %+v", name, c)
+		}
+		if w := g.one(id, at); w.State != Wanted || !w.Params.ReadOnly {
+			t.Errorf("%s: %+v", name, w)
+		}
+		g.SetPod(podOf("p", reads, claim("writes", "c1")))
+		g.want(id, at, Unknown)
+	}
+
+	// None of these says anything about writing.
+	g, _ = begin(podOf("p", reads, more, claim("other", "c2"), emptyDir("e")))
+	g.want(id, at, Wanted)
 }
 
 func TestComparePodVolumes(t *testing.T) {

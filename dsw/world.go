@@ -187,8 +187,21 @@ func (w *World) replace(p *podEntry, pod *v1.Pod, uses []use, c *Change) {
 		}
 	}
 	p.volumes = next
+	if wasOpen > 0 {
+		w.wakeReadOnly(p, c)
+	}
 	if old != nil && (wasOpen == 0) != (p.open == 0) {
 		c.Pods = append(c.Pods, pod.UID)
+	}
+}
+
+// wakeReadOnly wakes the pod's read-only volumes: what they waited for may be
+// no part of the pod any more.
+func (w *World) wakeReadOnly(p *podEntry, c *Change) {
+	for _, v := range p.volumes {
+		if v.target != nil && v.target.wish.Params.ReadOnly {
+			w.wake(v.target.entry, c)
+		}
 	}
 }
 

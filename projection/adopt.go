@@ -106,7 +106,7 @@ func readToken(text string, req plugins.TokenRequest) (plugins.Token, bool) {
 func (c *TokenCache) knows(key TokenKey, req plugins.TokenRequest) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return c.entries[useOf(key, req)] != nil
+	return c.entries[key.Volume][useOf(key, req)] != nil
 }
 
 // adopt enters a token for a use that has none, unless it is due for renewal.
@@ -122,7 +122,7 @@ func (c *TokenCache) adopt(key TokenKey, req plugins.TokenRequest, token plugins
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if use := useOf(key, req); c.entries[use] == nil {
-		c.entries[use] = &tokenEntry{token: token, got: now, due: due}
+	if use := useOf(key, req); c.entries[key.Volume][use] == nil {
+		c.enter(key.Volume, use, &tokenEntry{token: token, got: now, due: due})
 	}
 }

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"os"
 	"path/filepath"
 	"syscall"
 
@@ -27,12 +26,18 @@ func (v *Volume) TearDown(ctx context.Context, req plugins.TearDownRequest) erro
 }
 
 // remove takes one mount after the other off the target, and then the target
-// itself.
+// itself. In the common case that is an unmount and a rmdir.
 func (v *Volume) remove(ctx context.Context, target string, lazy bool) error {
 	how := mount.UnmountOptions{Lazy: lazy}
+	if v.cfg.Memory {
+		err := v.host.Mounter.Unmount(ctx, target, how)
+		if err != nil && !errors.Is(err, mount.ErrBusy) && !errors.Is(err, mount.ErrNotMounted) {
+			return err
+		}
+	}
 	for range maxRounds {
-		gone, err := v.removeFolder(ctx, target)
-		if gone || err != nil {
+		err := v.host.Mounter.RemoveAll(ctx, target)
+		if !errors.Is(err, mount.ErrCrossesMount) && !errors.Is(err, mount.ErrBusy) {
 			return err
 		}
 		if err := v.unmount(ctx, target, how); err != nil {
@@ -40,27 +45,6 @@ func (v *Volume) remove(ctx context.Context, target string, lazy bool) error {
 		}
 	}
 	return fmt.Errorf("%s is still a mount point after %d unmounts", target, maxRounds)
-}
-
-// removeFolder removes the target unless mounts are in the way.
-func (v *Volume) removeFolder(ctx context.Context, target string) (gone bool, err error) {
-	if v.cfg.Memory {
-		point, err := v.host.Mounter.Inspect(ctx, target)
-		if err != nil || !point.Exists || point.Mounted {
-			return err == nil && !point.Exists, err
-		}
-		// A mount target goes by rmdir alone, as long as nothing lies under
-		// the mount.
-		err = os.Remove(target)
-		if err == nil || errors.Is(err, fs.ErrNotExist) {
-			return true, nil
-		}
-	}
-	err = v.host.Mounter.RemoveAll(ctx, target)
-	if errors.Is(err, mount.ErrCrossesMount) || errors.Is(err, mount.ErrBusy) {
-		return false, nil
-	}
-	return err == nil, err
 }
 
 // unmount takes the topmost mount off the target. Mounts inside it, which
@@ -96,9 +80,8 @@ func (v *Volume) removePrivate(ctx context.Context, target plugins.Target) error
 	own, name := target.PrivateDir, filepath.Base(target.PrivateDir)
 	wrapped := filepath.Join(filepath.Dir(filepath.Dir(own)), "kubernetes.io~empty-dir", "wrapped_"+name)
 	for _, dir := range []string{own, wrapped} {
-		err := os.Remove(dir)
-		if err == nil || errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ENOTDIR) {
-			continue
+		if err := syscall.Rmdir(dir); err == nil || errors.Is(err, fs.ErrNotExist) {
+			continue // one call instead of two where there is nothing, as nearly always
 		}
 		if err := v.host.Mounter.RemoveAll(ctx, dir); err != nil {
 			return err

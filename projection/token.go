@@ -69,18 +69,18 @@ type TokenCache struct {
 	host *plugins.VolumeHost
 
 	mu      sync.Mutex
-	entries map[tokenUse]*tokenEntry
+	entries map[plugins.PodVolume]map[tokenUse]*tokenEntry
 }
 
-// tokenUse is a key together with what is asked for.
+// tokenUse is a source of a volume together with what is asked for.
 type tokenUse struct {
-	TokenKey
+	source                        int
 	namespace, account, audiences string
 	lifetime                      time.Duration
 }
 
 func useOf(key TokenKey, req plugins.TokenRequest) tokenUse {
-	return tokenUse{key, req.Namespace, req.ServiceAccount, strings.Join(req.Audiences, "\x00"), req.Lifetime}
+	return tokenUse{key.Source, req.Namespace, req.ServiceAccount, strings.Join(req.Audiences, "\x00"), req.Lifetime}
 }
 
 // tokenEntry is guarded by the cache's mu.
@@ -93,7 +93,7 @@ type tokenEntry struct {
 
 // NewTokenCache returns an empty cache over host's token source and clock.
 func NewTokenCache(host *plugins.VolumeHost) *TokenCache {
-	return &TokenCache{host: host, entries: map[tokenUse]*tokenEntry{}}
+	return &TokenCache{host: host, entries: map[plugins.PodVolume]map[tokenUse]*tokenEntry{}}
 }
 
 // Token returns a token for one use and when it has to be asked for again:
@@ -104,7 +104,7 @@ func NewTokenCache(host *plugins.VolumeHost) *TokenCache {
 func (c *TokenCache) Token(ctx context.Context, key TokenKey, req plugins.TokenRequest) (plugins.Token, time.Time, error) {
 	use := useOf(key, req)
 	for {
-		entry, wait := c.claim(use)
+		entry, wait := c.claim(key.Volume, use)
 		switch {
 		case wait != nil:
 			select {
@@ -115,21 +115,21 @@ func (c *TokenCache) Token(ctx context.Context, key TokenKey, req plugins.TokenR
 		case entry.busy == nil:
 			return entry.token, entry.due, nil
 		default:
-			return c.fetch(ctx, use, entry, req)
+			return c.fetch(ctx, key, entry, req)
 		}
 	}
 }
 
 // claim returns a copy of the entry if its token is good, the channel of the
 // call that is under way, or else an entry that the caller has to fetch for.
-func (c *TokenCache) claim(use tokenUse) (tokenEntry, <-chan struct{}) {
+func (c *TokenCache) claim(volume plugins.PodVolume, use tokenUse) (tokenEntry, <-chan struct{}) {
 	now := c.host.Time().Now()
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	entry := c.entries[use]
+	entry := c.entries[volume][use]
 	if entry == nil {
 		entry = &tokenEntry{}
-		c.entries[use] = entry
+		c.enter(volume, use, entry)
 	}
 	if entry.busy != nil {
 		return tokenEntry{}, entry.busy
@@ -143,7 +143,7 @@ func (c *TokenCache) claim(use tokenUse) (tokenEntry, <-chan struct{}) {
 }
 
 // fetch renews the token of an entry that claim has made busy.
-func (c *TokenCache) fetch(ctx context.Context, use tokenUse, old tokenEntry, req plugins.TokenRequest) (plugins.Token, time.Time, error) {
+func (c *TokenCache) fetch(ctx context.Context, key TokenKey, old tokenEntry, req plugins.TokenRequest) (plugins.Token, time.Time, error) {
 	token, err := c.host.Token(ctx, req)
 	next := tokenEntry{token: token, got: c.host.Time().Now()}
 	if err == nil {
@@ -154,15 +154,16 @@ func (c *TokenCache) fetch(ctx context.Context, use tokenUse, old tokenEntry, re
 		if old.got.IsZero() || left <= 0 {
 			next, err = tokenEntry{}, failing(fmt.Errorf("token of serviceAccount %s/%s: %w", req.Namespace, req.ServiceAccount, err))
 		} else {
-			c.host.Log.Error(err, "token renewal", "pod", req.Pod.String(), "volume", use.Volume.Name)
+			c.host.Log.Error(err, "token renewal", "pod", req.Pod.String(), "volume", key.Volume.Name)
 			next.token, next.due, err = old.token, next.got.Add(min(tokenRetry, left)), nil
 		}
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if kept := c.entries[use]; kept != nil && kept.busy == old.busy {
+	use := useOf(key, req)
+	if kept := c.entries[key.Volume][use]; kept != nil && kept.busy == old.busy {
 		if *kept = next; next.got.IsZero() {
-			delete(c.entries, use)
+			delete(c.entries[key.Volume], use)
 		}
 	}
 	close(old.busy)
@@ -192,13 +193,17 @@ func (e *tokenEntry) schedule(asked time.Duration) error {
 	return nil
 }
 
+// enter keeps an entry. The caller holds mu.
+func (c *TokenCache) enter(volume plugins.PodVolume, use tokenUse, entry *tokenEntry) {
+	if c.entries[volume] == nil {
+		c.entries[volume] = map[tokenUse]*tokenEntry{}
+	}
+	c.entries[volume][use] = entry
+}
+
 // Forget drops the tokens of a volume.
 func (c *TokenCache) Forget(volume plugins.PodVolume) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	for use := range c.entries {
-		if use.Volume == volume {
-			delete(c.entries, use)
-		}
-	}
+	delete(c.entries, volume)
 }

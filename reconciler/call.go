@@ -30,8 +30,8 @@ type call struct {
 
 // stepContext ends like a context with a deadline does, by an injected clock.
 type stepContext struct {
-	context.Context
-	cancel context.CancelCauseFunc
+	context.Context //nolint:containedctx // it is one
+	cancel          context.CancelCauseFunc
 	// deadline is zero where the clock is not the real one: nobody could
 	// compare it with anything.
 	deadline time.Time

@@ -240,3 +240,71 @@ func TestStuckBudgetAfterLazyQueue(t *testing.T) {
 		atRest(t, d, e)
 	})
 }
+
+// A call that has not outlived its deadline is not joined, whatever else of
+// the volume is stuck and however long it has been running.
+func TestLazyDoesNotJoinRunning(t *testing.T) {
+	h := hangs{which: func(s Step) bool { return !s.Lazy }}
+	e := newFake(h.act)
+	e.parallel = true
+	o := lazyOptions()
+	o.Deadline = func(s Step) time.Duration {
+		if s.Volume.Pod == "slow" {
+			return 2 * time.Hour
+		}
+		return 10 * time.Second
+	}
+	inBubble(t, o, e, func(t *testing.T, d *Default) {
+		h.free = make(chan struct{})
+		d.Wake(e.add(stepOf(TearDown, vol, "slow"), stepOf(TearDown, vol, "stuck"))...)
+		elapse(time.Hour)
+		if n := lazyTries(e); n != 1 || e.left() != 1 {
+			t.Errorf("%d lazy tries, %d steps left", n, e.left())
+		}
+		close(h.free)
+		atRest(t, d, e)
+	})
+}
+
+// A volume that is at rest before its lazy try got a slot is still kept as
+// long as it is queued: it may come back meanwhile.
+func TestLazyQueueOutlivesStuckStep(t *testing.T) {
+	var stuck chan struct{}
+	h := hangs{which: func(s Step) bool { return s.Kind == SetUp }}
+	e := newFake(nil)
+	e.act = func(ctx context.Context, s Step) error {
+		if s.Kind == TearDown {
+			<-stuck
+			return nil
+		}
+		if s.ID != vol {
+			elapse(10 * time.Minute)
+			return nil
+		}
+		return h.act(ctx, s)
+	}
+	o := lazyOptions()
+	o.MaxInFlight = 1
+	o.Deadline = func(s Step) time.Duration {
+		if s.Kind == SetUp {
+			return time.Hour
+		}
+		return 10 * time.Second
+	}
+	inBubble(t, o, e, func(t *testing.T, d *Default) {
+		stuck, h.free = make(chan struct{}), make(chan struct{})
+		d.Wake(e.add(stepOf(TearDown, vol, "one"))...)
+		elapse(20 * time.Second)
+		d.Wake(e.add(stepOf(SetUp, volumeOf("b", 1), "x"))...)
+		elapse(2 * time.Minute) // the lazy try waits for the slot
+		close(stuck)
+		synctest.Wait()
+		d.Wake(e.add(stepOf(SetUp, vol, "two"))...)
+		elapse(10 * time.Minute)
+		if r := d.Report(vol); len(r) != 1 || !r[0].Running {
+			t.Errorf("report of a step that runs: %+v", r)
+		}
+		close(h.free)
+		atRest(t, d, e)
+	})
+}

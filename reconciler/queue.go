@@ -55,7 +55,7 @@ func (t timers) Swap(i, j int) {
 
 // Push and Pop are for container/heap.
 func (t *timers) Push(x any) {
-	a := x.(*alarm) //nolint:errcheck,forcetypeassert // set pushes nothing else
+	a := x.(*alarm) // set pushes nothing else
 	*t = append(*t, a)
 	a.place = len(*t)
 }
@@ -99,7 +99,7 @@ func (t *timers) due(now time.Time) *alarm {
 	if len(*t) == 0 || (*t)[0].at.After(now) {
 		return nil
 	}
-	return heap.Pop(t).(*alarm) //nolint:errcheck,forcetypeassert // see Push
+	return heap.Pop(t).(*alarm)
 }
 
 func earliest(a, b time.Time) time.Time {

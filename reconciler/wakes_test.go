@@ -209,22 +209,71 @@ func TestPlanFromBeforeTheEnd(t *testing.T) {
 // When an engine takes back that steps may run side by side, those that run go
 // on, and no other begins beside them.
 func TestParallelIsTakenBack(t *testing.T) {
-	var g gate
-	e := newFake(func(ctx context.Context, _ Step) error { return g.pass(ctx) })
+	for name, kind := range map[string]Kind{"making": SetUp, "undoing, stuck": TearDown} {
+		t.Run(name, func(t *testing.T) {
+			h := hangs{which: func(Step) bool { return true }}
+			e := newFake(h.act)
+			e.parallel = true
+			inBubble(t, lazyOptions(), e, func(t *testing.T, d *Default) {
+				h.free = make(chan struct{})
+				d.Wake(e.add(stepOf(kind, vol, "one"), stepOf(kind, vol, "two"))...)
+				synctest.Wait()
+				e.mu.Lock()
+				e.parallel = false
+				e.mu.Unlock()
+				d.Wake(e.add(stepOf(kind, vol, "three"))...)
+				elapse(time.Hour)
+				if n := len(e.calls()); n != 2 {
+					t.Errorf("%d steps began", n)
+				}
+				close(h.free)
+				atRest(t, d, e)
+			})
+		})
+	}
+}
+
+// A plan without steps says nothing about whether they may run side by side.
+func TestParallelAfterEmptyPlan(t *testing.T) {
+	h := hangs{which: func(s Step) bool { return s.Volume.Pod == "one" }}
+	e := newFake(h.act)
 	e.parallel = true
-	inBubble(t, Options{}, e, func(t *testing.T, d *Default) {
-		g = make(gate)
-		d.Wake(e.add(stepOf(SetUp, vol, "one"), stepOf(SetUp, vol, "two"))...)
+	inBubble(t, Options{SafetyPeriod: -1}, e, func(t *testing.T, d *Default) {
+		h.free = make(chan struct{})
+		d.Wake(e.add(stepOf(SetUp, vol, "one"))...)
 		synctest.Wait()
-		e.mu.Lock()
-		e.parallel = false
-		e.mu.Unlock()
-		d.Wake(e.add(stepOf(SetUp, vol, "three"))...)
-		elapse(time.Minute)
-		if n := len(e.calls()); n != 2 {
-			t.Errorf("%d steps began", n)
+		e.set(vol)
+		d.Wake(vol)
+		synctest.Wait()
+		d.Wake(e.add(stepOf(SetUp, vol, "two"))...)
+		synctest.Wait()
+		if e.left() != 0 {
+			t.Error("a pod waits for another one's step")
 		}
-		close(g)
+		close(h.free)
+		atRest(t, d, e)
+	})
+}
+
+// Resets that come while a step runs are one reason to repeat it, however many
+// they are.
+func TestManyResetsDuringStep(t *testing.T) {
+	e := newFake(nil)
+	e.parallel = true
+	e.act = func(context.Context, Step) error {
+		if len(e.calls()) > 1 {
+			return nil
+		}
+		elapse(100 * time.Millisecond)
+		return plugins.Permanent(errors.New("no"))
+	}
+	inBubble(t, Options{SafetyPeriod: -1}, e, func(t *testing.T, d *Default) {
+		d.Wake(e.add(stepOf(SetUp, vol, "one"))...)
+		for range 2 * maxBurst {
+			elapse(10 * time.Millisecond)
+			d.Reset(vol)
+		}
+		elapse(50 * time.Millisecond)
 		atRest(t, d, e)
 	})
 }

@@ -15,6 +15,7 @@ import (
 
 	"github.com/volumekit/volumekit/plugins"
 	"github.com/volumekit/volumekit/plugins/memory"
+	"github.com/volumekit/volumekit/reconciler"
 	"github.com/volumekit/volumekit/volumemanager"
 )
 
@@ -123,6 +124,9 @@ func TestStaleContent(t *testing.T) {
 			n.Errorf("%+v", v)
 		}
 		n.must(n.WaitForAttachAndMount(n.Context(), p))
+		if plan, err := n.Plan(n.Context(), p); err != nil || !slices.Equal(kinds(plan.Volumes[0].Steps), []reconciler.Kind{reconciler.Refresh}) {
+			n.Errorf("%+v, %v", plan, err)
+		}
 		n.apply(configMap("map", "a", "2"))
 		n.pass(linger)
 		if v := n.volume(p, "map"); v.Code != "" || n.file(p, "map", "a") != "2" {

@@ -3,12 +3,16 @@ package volumemanager_test
 import (
 	"context"
 	"errors"
+	"os"
+	"runtime"
 	"slices"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
 
+	"github.com/volumekit/volumekit/mount/mounttest"
 	"github.com/volumekit/volumekit/plugins"
 	"github.com/volumekit/volumekit/reconciler"
 	"github.com/volumekit/volumekit/volumemanager"
@@ -121,6 +125,60 @@ func TestInUseBeforeAnythingIsEntered(t *testing.T) {
 		if used := n.VolumesInUse(); len(used) != 0 {
 			n.Errorf("in use: %v", used)
 		}
+	})
+}
+
+// TestQueriesAtAnyTime: before Run, while it starts and works, and after it.
+// There is nothing to see here but for the race detector.
+func TestQueriesAtAnyTime(t *testing.T) {
+	onNode(t, func(n *node) {
+		n.must(os.MkdirAll(n.root+"-real", 0o750))
+		n.must(os.Symlink(n.root+"-real", n.root))
+		n.mounter = mounttest.New(mounttest.Options{Dir: n.root + "-real", Private: true})
+		n.host.Mounter, n.disk.mounter = n.mounter, n.mounter
+		n.config.Root = volumemanager.AnyPropagation
+		m, err := volumemanager.New(n.config)
+		n.must(err)
+		p := pod("p", emptyVolume("e"), configVolume("absent", false), claimVolume("c", "absent", false))
+		end := make(chan struct{})
+		var askers sync.WaitGroup
+		for _, ask := range []func(){
+			func() { m.Snapshot() },
+			func() { m.Status(p) },
+			func() { m.PodConditions(p) },
+			func() { m.MountedVolumes(p) },
+			func() { m.VolumesInUse() },
+			func() { m.PossiblyMounted(p.UID) },
+			func() { m.Retry(p) },
+			func() { _, _ = m.Plan(n.Context(), p) },
+			func() {
+				ctx, cancel := context.WithCancel(n.Context())
+				cancel()
+				_, _ = m.WaitForAttachAndMount(ctx, p), m.WaitForUnmount(ctx, p)
+			},
+		} {
+			askers.Go(func() {
+				for !closed(end) {
+					ask()
+					runtime.Gosched()
+				}
+			})
+		}
+		ctx, cancel := context.WithCancel(n.Context())
+		ended := make(chan error, 1)
+		go func() { ended <- m.Run(ctx) }()
+		n.pods.MarkSynced()
+		<-m.Ready()
+		for range 20 {
+			n.must(n.pods.Set(p))
+			n.pods.Remove(p.UID)
+			runtime.Gosched()
+		}
+		n.must(m.WaitForUnmount(n.Context(), p))
+		cancel()
+		n.must(<-ended)
+		close(end)
+		askers.Wait()
 	})
 }
 

@@ -139,6 +139,11 @@ func TestEventsComeOncePerChange(t *testing.T) {
 		q := pod("q", claimVolume("d", "absent", false))
 		n.set(q)
 		n.pass(time.Hour)
+		for _, label := range []string{"2", "3"} { // which makes it be tried again
+			next := q.DeepCopy()
+			next.Labels["a"] = label
+			n.set(next)
+		}
 		if got := n.reasons(q); !reflect.DeepEqual(got, []string{"FailedMount"}) {
 			n.Errorf("%v", got)
 		}

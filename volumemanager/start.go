@@ -43,9 +43,6 @@ func (m *Manager) start(ctx context.Context) (closeJournal func() error, err err
 	m.mu.Unlock()
 	close(m.loaded)
 	m.watchers.notifyAll()
-	for _, v := range findings.Volumes {
-		m.volumes.Wake(v.ID)
-	}
 	return log.Close, nil
 }
 

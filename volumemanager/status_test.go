@@ -291,15 +291,16 @@ func TestVolumeThatWasReplaced(t *testing.T) {
 	onRunning(t, func(n *node) {
 		objects := boundDisk("c")
 		n.apply(objects...)
-		p := pod("p", claimVolume("d", "c", false))
+		p, q := pod("p", claimVolume("d", "c", false)), pod("q", claimVolume("d", "c", false))
 		n.up(p)
 		hold := make(chan struct{})
 		n.disk.on(func(_ context.Context, step reconciler.Kind, storage string) error {
-			if step == reconciler.TearDown && storage == "pv-c" {
+			if step == reconciler.SetUp && storage == "pv-c" {
 				<-hold
 			}
 			return nil
 		})
+		n.set(q) // which keeps the volume busy, so that the mount stays for now
 		anew := objects[0].(*v1.PersistentVolume).DeepCopy()
 		anew.Spec.Glusterfs.EndpointsName = "another"
 		n.apply(anew)
@@ -308,14 +309,17 @@ func TestVolumeThatWasReplaced(t *testing.T) {
 			n.Errorf("%+v", n.MountedVolumes(p))
 		}
 		status, _ := n.Status(p)
-		if status.Ready || len(status.Volumes) != 2 {
+		if status.Ready || len(status.Volumes) != 2 || status.Volumes[0].Ready || status.Volumes[1].Ready {
 			n.Errorf("%+v", status)
 		}
 		close(hold)
 		n.must(n.WaitForAttachAndMount(n.Context(), p))
+		n.must(n.WaitForAttachAndMount(n.Context(), q))
 		if got := n.MountedVolumes(p)["d"].ID; got != "example.com/disk/another" {
 			n.Errorf("%s", got)
 		}
+		n.down(p, q)
+		n.nothingLeft()
 	})
 }
 

@@ -255,6 +255,14 @@ func TestWaitsLeaveNothingBehind(t *testing.T) {
 		ctx, cancel := context.WithTimeout(n.Context(), time.Second)
 		defer cancel()
 		_ = n.WaitForAttachAndMount(ctx, pod("never"))
+
+		n.disk.fail(reconciler.SetUp, errors.New("nobody knows"))
+		n.set(pod("q", diskVolume("d", "one"), claimVolume("c", "absent", false)))
+		if volumemanager.Remembered(n.Manager) == 0 {
+			n.Error("what fails is not remembered")
+		}
+		n.down(pod("q"))
+		synctest.Wait()
 		if left := volumemanager.Remembered(n.Manager); left != 0 {
 			n.Errorf("%d things are kept", left)
 		}

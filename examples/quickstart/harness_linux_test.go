@@ -136,7 +136,8 @@ func (u user) startWith(t *testing.T, change func(*exec.Cmd), args ...string) *p
 	p := &program{t: t, tmp: u.own(t), more: make(chan struct{}), code: make(chan int, 1)}
 	p.cmd = exec.Command("/proc/self/exe", args...)
 	p.cmd.Dir = p.tmp
-	p.cmd.Env = append(os.Environ(), asProgram+"=1", "TMPDIR="+p.tmp)
+	p.cmd.Env = append(os.Environ(), asProgram+"=1", "TMPDIR="+p.tmp,
+		"GORACE=atexit_sleep_ms=0") // with the race detector, each process would take a second to end
 	p.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	if u.uid != 0 {
 		p.cmd.SysProcAttr.Credential = &syscall.Credential{Uid: uint32(u.uid), Gid: uint32(u.uid)}

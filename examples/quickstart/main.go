@@ -105,7 +105,7 @@ func serve(o options, s stage) (code int, err error) {
 		o.manifests = s.Manifests
 	}
 	ok, err := run(asked, insisted, settings{options: o, restarted: s.Restarted, unread: ask})
-	err = errors.Join(err, cleanUpOrphaned(parent, &s.place))
+	err = errors.Join(err, cleanUpInside(parent, &s.place))
 	if err != nil || !ok {
 		return 1, err
 	}

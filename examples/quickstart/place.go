@@ -127,15 +127,16 @@ func (p *place) makeRoot(dir string) error {
 	return os.Remove(probe)
 }
 
-// cleanUp removes the folders. A root that is not in the temporary folder is
-// removed if this run made it and it is empty.
+// cleanUp removes the folders, as far as they are still there. A root that is
+// not in the temporary folder is removed if this run made it and it is empty.
 func (p *place) cleanUp() error {
-	if p.MadeRoot {
-		if err := os.Remove(p.Root); err != nil && !errors.Is(err, fs.ErrNotExist) && filepath.Dir(p.Root) != p.Temporary {
-			fmt.Fprintln(os.Stderr, "quickstart: something is left in the root:", err)
+	var err error
+	if p.MadeRoot && filepath.Dir(p.Root) != p.Temporary {
+		if err = os.Remove(p.Root); errors.Is(err, fs.ErrNotExist) {
+			err = nil
 		}
 	}
-	return os.RemoveAll(p.Temporary)
+	return errors.Join(err, os.RemoveAll(p.Temporary))
 }
 
 func copyShipped(dir string) error {

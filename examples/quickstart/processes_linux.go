@@ -127,16 +127,23 @@ func keep(s stage) (code int, err error) {
 		fmt.Println("The agent was killed. Its mounts are still there; starting it again.")
 		time.Sleep(max(0, 200*time.Millisecond-time.Since(began)))
 	}
-	return code, errors.Join(err, cleanUpOrphaned(parent, &s.place))
+	return code, errors.Join(err, cleanUpInside(parent, &s.place))
 }
 
-// cleanUpOrphaned cleans up if the process that should do that is gone. It
-// works from within the namespaces, where a removal could reach through a mount
-// that is left.
-func cleanUpOrphaned(parent int, p *place) error {
+// cleanUpInside cleans up from within the namespaces, should the processes
+// outside be gone: one that was killed takes a while to be seen as dead, so
+// whoever ends does this. What it leaves is left to them, and is an error only
+// if they are gone for sure.
+func cleanUpInside(parent int, p *place) error {
+	err := removeInside(p)
 	if os.Getppid() == parent {
 		return nil
 	}
+	return err
+}
+
+// removeInside takes care that no removal reaches through a mount that is left.
+func removeInside(p *place) error {
 	table, err := mountTable(context.Background())
 	if err != nil {
 		return err

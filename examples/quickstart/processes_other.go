@@ -15,4 +15,4 @@ func keep(stage) (code int, err error) { return command(options{}) }
 
 func keepInherited() {}
 
-func cleanUpOrphaned(int, *place) error { return nil }
+func cleanUpInside(int, *place) error { return nil }

@@ -4,7 +4,6 @@ package sim_test
 
 import (
 	"fmt"
-	"io/fs"
 	"maps"
 	"math/rand/v2"
 	"os"
@@ -185,11 +184,5 @@ func TestJournalIsLost(t *testing.T) {
 	}
 	n.Delete(stays)
 	n.AwaitGone(stays)
-	// The device mount has no record and no folder of a pod any more.
-	_ = filepath.WalkDir(n.Layout.PodsDir(), func(path string, _ fs.DirEntry, err error) error {
-		if err == nil && path != n.Layout.PodsDir() {
-			t.Errorf("left: %s", path)
-		}
-		return nil
-	})
+	n.AwaitClean()
 }

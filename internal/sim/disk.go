@@ -39,7 +39,11 @@ func (d *Disk) Identify(spec *plugins.Spec) (plugins.Identity, error) {
 
 // DeviceMountPath implements plugins.DeviceMounter.
 func (d *Disk) DeviceMountPath(spec *plugins.Spec) (string, error) {
-	return filepath.Join(d.Host.Layout.PluginDir(DiskName), "mounts", spec.PV.Name), nil
+	return d.deviceMountPath(spec.PV.Name), nil
+}
+
+func (d *Disk) deviceMountPath(name string) string {
+	return filepath.Join(d.Host.Layout.PluginDir(DiskName), "mounts", name)
 }
 
 // MountDevice implements plugins.DeviceMounter.
@@ -83,6 +87,15 @@ func (d *Disk) release(ctx context.Context, target string, lazy bool) error {
 		return err
 	}
 	return nil
+}
+
+// Reconstruct implements plugins.Reconstructor: the names tell it all.
+func (d *Disk) Reconstruct(_ context.Context, found plugins.Target, block bool) (plugins.Reconstructed, error) {
+	r := plugins.Reconstructed{Identity: plugins.Identity{Storage: found.Volume.Name, Device: !block, Durable: true}}
+	if !block {
+		r.DeviceMountPath = d.deviceMountPath(found.Volume.Name)
+	}
+	return r, nil
 }
 
 // MapDevice implements plugins.BlockMapper.
