@@ -94,12 +94,24 @@ func (e *fakeEngine) set(id plugins.VolumeID, steps ...Step) {
 
 func (e *fakeEngine) Plan(id plugins.VolumeID) Plan {
 	e.mu.Lock()
-	plan := Plan{Steps: slices.Clone(e.todo[id]), Next: e.next[id]}
+	plan, planned := Plan{Steps: slices.Clone(e.todo[id]), Next: e.next[id]}, e.planned
 	e.mu.Unlock()
-	if e.planned != nil {
-		e.planned(id)
+	if planned != nil {
+		planned(id)
 	}
 	return plan
+}
+
+// whilePlanning calls f during the next plan.
+func (e *fakeEngine) whilePlanning(f func()) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.planned = func(plugins.VolumeID) {
+		e.mu.Lock()
+		e.planned = nil
+		e.mu.Unlock()
+		f()
+	}
 }
 
 func (e *fakeEngine) Parallel(plugins.VolumeID) bool {

@@ -3,6 +3,7 @@ package reconciler
 import (
 	"context"
 	"errors"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -127,14 +128,14 @@ func TestWakeIsKeptForRunningStep(t *testing.T) {
 // A plan that should have changed already is not made all the time.
 func TestPlanNextInThePast(t *testing.T) {
 	e := newFake(nil)
-	plans := 0
-	e.planned = func(plugins.VolumeID) { plans++ }
+	var plans atomic.Int32
+	e.planned = func(plugins.VolumeID) { plans.Add(1) }
 	e.next[vol] = time.Unix(1, 0)
 	inBubble(t, Options{SafetyPeriod: -1}, e, func(t *testing.T, d *Default) {
 		d.Wake(vol)
 		elapse(10 * time.Second)
-		if plans < 2 || plans > 30 {
-			t.Errorf("%d plans in ten seconds", plans)
+		if n := plans.Load(); n < 2 || n > 30 {
+			t.Errorf("%d plans in ten seconds", n)
 		}
 	})
 }
@@ -150,11 +151,10 @@ func TestPlanFromBeforeTheEnd(t *testing.T) {
 			g = make(chan struct{})
 			d.Wake(e.add(stepOf(SetUp, vol, "one"))...)
 			synctest.Wait()
-			e.planned = func(plugins.VolumeID) {
-				e.planned = nil
+			e.whilePlanning(func() {
 				close(g)
 				synctest.Wait()
-			}
+			})
 			d.Wake(vol)
 			elapse(time.Second)
 			if n := len(e.calls()); n != 1 {
@@ -190,12 +190,11 @@ func TestPlanFromBeforeTheEnd(t *testing.T) {
 			elapse(20 * time.Second)
 			d.Wake(e.add(stepOf(SetUp, other, "x"))...)
 			elapse(time.Minute) // the lazy try waits for the slot
-			e.planned = func(plugins.VolumeID) {
-				e.planned = nil
+			e.whilePlanning(func() {
 				close(stuck)
 				close(slot)
 				synctest.Wait()
-			}
+			})
 			d.Wake(volumeOf("c", 1))
 			elapse(time.Second)
 			if n := len(e.tries(TearDown)); n != 1 {

@@ -102,9 +102,7 @@ func (m *Manager) gone(uid types.UID, change dsw.Change) {
 	m.steps.Forget(uid)
 	m.unresolved.forget(uid)
 	m.apply(change)
-	if plugins.CheckName(string(uid)) == nil { // a source may tell anything
-		m.steps.RemovePodFolder(uid)
-	}
+	m.steps.RemovePodFolder(uid)
 	m.watchers.notify(uid)
 }
 

@@ -286,3 +286,35 @@ func TestLostUnmount(t *testing.T) {
 		n.nothingLeft()
 	})
 }
+
+// TestReconcilerThatCannotReport: waits and status need no report of the
+// reconciler.
+func TestReconcilerThatCannotReport(t *testing.T) {
+	onNode(t, func(n *node) {
+		steps := reconciler.NewSequential()
+		n.config.Reconciler = steps
+		n.start()
+		n.pods.MarkSynced()
+		p := pod("p", emptyVolume("e"), diskVolume("d", "one"))
+		n.set(p) // it is known, and nothing is done
+		ctx, cancel := context.WithTimeout(n.Context(), time.Second)
+		defer cancel()
+		if err := n.WaitForUnmount(ctx, p); !errors.Is(err, volumemanager.ErrStillMounted) || !has(err.Error(), "still has the pod") {
+			n.Errorf("%v", err)
+		}
+		n.disk.fail(reconciler.Attach, plugins.Permanent(errors.New("no such disk")))
+		waits := make(chan error, 1)
+		go func() { waits <- n.WaitForAttachAndMount(n.Context(), p) }()
+		synctest.Wait()
+		for did := true; did; {
+			did, _ = steps.Step(n.Context())
+		}
+		if err := <-waits; plugins.ClassOf(err) != plugins.ClassPermanent {
+			n.Errorf("%v", err)
+		}
+		v := n.volume(p, "d")
+		if v.Code != volumemanager.CodeStuckAttaching || v.Attempts != 1 || v.Since.IsZero() || !has(v.Message, "no such disk") || !n.volume(p, "e").Ready {
+			n.Errorf("%+v", v)
+		}
+	})
+}

@@ -62,6 +62,9 @@ func prepare(o options) (p place, err error) {
 		}
 	}
 	if p.Temporary, err = os.MkdirTemp("", "volumekit-quickstart-"); err == nil {
+		p.Temporary, err = filepath.EvalSymlinks(p.Temporary)
+	}
+	if err == nil {
 		p.Temporary, err = filepath.Abs(p.Temporary)
 	}
 	if err != nil {

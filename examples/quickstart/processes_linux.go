@@ -21,8 +21,8 @@ import (
 //
 // The keeper does nothing but keep the namespaces alive and start the agent
 // again when it was killed. Each hands signals on to the next, each ends when
-// the one before it is gone, and the last one to end removes the temporary
-// folder.
+// the one before it is gone, and each cleans up when it ends, in case that the
+// others have been killed.
 
 // What every process inherits beyond the standard files.
 const (

@@ -213,7 +213,9 @@ func (a *agent) failpoint(point string) error {
 	if a.left--; a.left > 0 || os.Remove(name) != nil {
 		return nil
 	}
-	_ = syscall.Kill(os.Getpid(), syscall.SIGKILL)
+	if self, err := os.FindProcess(os.Getpid()); err == nil {
+		_ = self.Kill()
+	}
 	select {}
 }
 
@@ -234,7 +236,9 @@ func (a *agent) read() {
 			continue
 		}
 		if pod, ok := o.(*v1.Pod); ok {
-			a.pods.Set(pod)
+			if err := a.pods.Set(pod); err != nil {
+				fmt.Fprintln(os.Stderr, "sim agent: pod:", err)
+			}
 		} else if err := a.store.Apply(o.DeepCopyObject()); err != nil {
 			fmt.Fprintln(os.Stderr, "sim agent: apply:", err)
 		}

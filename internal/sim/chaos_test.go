@@ -50,7 +50,7 @@ func TestKilledAtRandomMoments(t *testing.T) {
 			if random.IntN(3) == 0 {
 				n.Apply(configMap("config", map[string]string{"a": fmt.Sprint(random.IntN(100)), "b": "beta"}))
 			}
-			time.Sleep(time.Duration(random.IntN(40)) * time.Millisecond) //nolint:forbidigo // a random moment is the point
+			time.Sleep(time.Duration(random.IntN(40)) * time.Millisecond) // a random moment is the point
 		}
 		n.Kill()
 		n.Mounts() // fails on stacked ones

@@ -160,6 +160,10 @@ func (m *matrix) check(t *testing.T) {
 	if m.phases < len(phases) {
 		return // not all of it was to be run
 	}
+	if _, err := os.Stat(filepath.Join("..", "..", "go.mod")); err != nil {
+		t.Log("the sources are not here, so nobody knows whether a fail point is missed")
+		return
+	}
 	for _, point := range sourcePoints(t) {
 		if !m.passed[point] && notPassed[point] == "" {
 			t.Errorf("fail point %s is passed in no phase", point)

@@ -65,7 +65,7 @@ func (s *Storage) Die() {
 		return
 	}
 	_ = s.server.Process.Signal(unix.SIGKILL)
-	<-s.ended
+	<-s.ended //nolint:errcheck // it was killed
 	s.ended = nil
 }
 

@@ -40,7 +40,7 @@ type Node struct {
 
 	t       testing.TB
 	child   *exec.Cmd
-	ended   chan error
+	ended   chan struct{} // closed when the child has ended
 	mounter *hostmount.Mounter
 }
 
@@ -77,8 +77,11 @@ func (n *Node) Start() {
 	n.child.Env = append(os.Environ(), agentVariable+"="+n.Dir)
 	n.child.Stdout, n.child.Stderr = os.Stderr, os.Stderr
 	n.must(n.child.Start())
-	n.ended = make(chan error, 1)
-	go func(child *exec.Cmd, ended chan<- error) { ended <- child.Wait() }(n.child, n.ended)
+	n.ended = make(chan struct{})
+	go func(child *exec.Cmd, ended chan<- struct{}) {
+		defer close(ended)
+		_ = child.Wait() // how it ends is what the test is about
+	}(n.child, n.ended)
 }
 
 // Kill kills the agent without warning and waits for its end.

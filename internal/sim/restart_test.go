@@ -79,7 +79,7 @@ func TestRestartIsInvisible(t *testing.T) {
 		n.Kill()
 		n.Start()
 		if round%3 == 0 { // some die while they are still looking around
-			time.Sleep(time.Duration(rand.IntN(30)) * time.Millisecond) //nolint:forbidigo // a random moment is the point
+			time.Sleep(time.Duration(rand.IntN(30)) * time.Millisecond) // a random moment is the point
 			continue
 		}
 		n.AwaitReady(pods...)

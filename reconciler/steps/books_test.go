@@ -215,14 +215,16 @@ func TestRefreshOfALostVolumeBringsItBack(t *testing.T) {
 		"folder left": func(r *rig, path string) error {
 			return errors.Join(r.plugin.unmount(path), os.Mkdir(path, 0o700))
 		},
-		"dead":      func(r *rig, path string) error { return r.mounts.Corrupt(path, syscall.ENOTCONN) },
-		"not lost":  func(*rig, string) error { return nil },
-		"not known": func(r *rig, _ string) error { r.mounts.Fail(mounttest.OpInspect, "vol", errors.New("no")); return nil },
+		"dead":        func(r *rig, path string) error { return r.mounts.Corrupt(path, syscall.ENOTCONN) },
+		"folder gone": func(r *rig, path string) error { return r.plugin.unmount(path) },
+		"not lost":    func(*rig, string) error { return nil },
+		"not known":   func(r *rig, _ string) error { r.mounts.Fail(mounttest.OpInspect, "vol", errors.New("no")); return nil },
 	} {
 		t.Run(name, func(t *testing.T) {
 			r := newRig(t)
 			w := simple("pod", "vol")
 			r.want(w)
+			r.plugin.result = func(_ plugins.SetUpRequest, got *plugins.SetUpResult) { got.Mounted = name != "folder gone" }
 			r.must(w.key(reconciler.SetUp))
 			r.desired.Touch(plugins.Ref{Kind: "Secret", Namespace: "ns", Name: "content"})
 			if err := lose(r, r.host.Layout.PodVolume(w.podVolume())); err != nil {
