@@ -54,6 +54,19 @@ func newCrash(t *testing.T) *crash {
 	n := sim.New(t)
 	c := &crash{t: t, n: n, folder: prepare(t, n), value: "alpha"}
 	c.stays, c.goes = everyKind("stays", c.folder), everyKind("goes", c.folder)
+	// The one that goes has a disk of its own, so that the device too is undone
+	// by an agent that nobody tells of it.
+	own := filepath.Join(n.Dir, "own")
+	if err := os.Mkdir(own, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	pv, claim := sim.ClaimedDisk("own", own)
+	n.Apply(pv, claim)
+	for i := range c.goes.Spec.Volumes {
+		if v := &c.goes.Spec.Volumes[i]; v.Name == "disk" {
+			v.VolumeSource = sim.Claim("own")
+		}
+	}
 	return c
 }
 
@@ -223,6 +236,10 @@ func crashAt(t *testing.T, p phase, point string, k int) (died bool) {
 	n.Delete(c.goes)
 	n.Start()
 	n.AwaitGone(c.goes)
+	n.Await("the device of the pod that went is unmounted", func(sim.State) bool {
+		_, mounted := n.Mounts()[filepath.Join(n.Layout.PluginDir(sim.DiskName), "mounts", "pv-own")]
+		return !mounted
+	})
 	n.Await("the pod that stays is ready", func(s sim.State) bool { return s.Ready(c.stays) && s.Steady() })
 	c.checkStays()
 	for target := range n.Mounts() {
