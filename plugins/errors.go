@@ -3,6 +3,8 @@ package plugins
 import (
 	"errors"
 	"fmt"
+
+	"github.com/volumekit/volumekit/mount"
 )
 
 // Class says what an error means for the volume, and so what happens next. The
@@ -163,7 +165,8 @@ func WaitsFor(err error) []Ref {
 // own has the class whose sentinel its Is method matches.
 //
 // An error that carries no class is uncertain, also when it is a context's:
-// whoever knows that nothing happened says so. ClassOf decides, not errors.Is:
+// whoever knows that nothing happened says so. [mount.ErrUnsupported] counts as
+// [ErrUnsupported]: a platform that cannot mount never will. ClassOf decides, not errors.Is:
 // the latter also finds the classes of inner layers.
 func ClassOf(err error) Class {
 	if err == nil {
@@ -201,7 +204,7 @@ func ownClass(err error) Class {
 			return c
 		}
 		for _, e := range list {
-			if e == sentinel(c) { //nolint:errorlint // the sentinel itself
+			if e == sentinel(c) || c == ClassUnsupported && e == mount.ErrUnsupported { //nolint:errorlint // the sentinel itself
 				return c
 			}
 		}

@@ -8,6 +8,8 @@ import (
 	"slices"
 	"syscall"
 	"testing"
+
+	"github.com/volumekit/volumekit/mount"
 )
 
 // ownError is a plugin's own error type that says what it is like.
@@ -49,6 +51,8 @@ func TestClassOf(t *testing.T) {
 		"f transient":            {Transientf("a"), ClassTransient},
 		"f unsupported":          {Unsupportedf("a"), ClassUnsupported},
 		"wrapped twice":          {fmt.Errorf("a: %w", fmt.Errorf("b: %w", Transient(errCause))), ClassTransient},
+		"mounter":                {fmt.Errorf("mount x: %w (%w)", mount.ErrUnsupported, syscall.ENOSYS), ClassUnsupported},
+		"mounter, in doubt":      {Uncertain(mount.ErrUnsupported), ClassUncertain},
 		"missing":                {&MissingError{"Secrets", "x"}, ClassUnsupported},
 		"missing, wrapped":       {fmt.Errorf("a: %w", &MissingError{"Secrets", "x"}), ClassUnsupported},
 		"sentinel":               {ErrPermanent, ClassPermanent},

@@ -86,5 +86,5 @@ func (e *Executor) unmapDevice(ctx context.Context, j *job, req plugins.TearDown
 			return err
 		}
 	}
-	return classed(j.can.BlockMapper.UnmapDevice(ctx, req))
+	return j.can.BlockMapper.UnmapDevice(ctx, req)
 }

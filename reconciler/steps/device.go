@@ -9,7 +9,6 @@ import (
 	"github.com/volumekit/volumekit/asw"
 	"github.com/volumekit/volumekit/asw/journal"
 	"github.com/volumekit/volumekit/dsw"
-	"github.com/volumekit/volumekit/mount"
 	"github.com/volumekit/volumekit/plugins"
 )
 
@@ -79,7 +78,7 @@ func (e *Executor) attach(ctx context.Context, j *job) error {
 		return err
 	}
 	got, err := j.can.Attacher.Attach(ctx, req)
-	if err = classed(err); err != nil {
+	if err != nil {
 		if fresh && leavesNothing(err) {
 			return joinUnless(err, e.dropAttachment(ctx, j))
 		}
@@ -121,7 +120,7 @@ func (e *Executor) detach(ctx context.Context, j *job) error {
 		return plugins.Uncertain(err)
 	}
 	if err := j.can.Attacher.Detach(ctx, req); err != nil {
-		return classed(err)
+		return err
 	}
 	if err := e.Host.Faults.At(FaultUndone); err != nil {
 		return plugins.Uncertain(err)
@@ -147,7 +146,7 @@ func (e *Executor) mountDevice(ctx context.Context, j *job) error {
 		return err
 	}
 	got, err := j.can.DeviceMounter.MountDevice(ctx, req)
-	if err = classed(err); err != nil {
+	if err != nil {
 		if !fresh || !leavesNothing(err) {
 			return err
 		}
@@ -199,8 +198,8 @@ func (e *Executor) deviceMountPath(j *job, req plugins.DeviceRequest) (string, e
 	}
 	// Built from names of objects, or read from a record.
 	l := e.Host.Layout
-	if !filepath.IsAbs(path) || filepath.Clean(path) != path || path == l.Root || !mount.Inside(l.Root, path) ||
-		mount.Inside(l.PodsDir(), path) || mount.Inside(l.StateDir(), path) {
+	if !filepath.IsAbs(path) || filepath.Clean(path) != path || path == l.Root || !inside(l.Root, path) ||
+		inside(l.PodsDir(), path) || inside(l.StateDir(), path) {
 		return "", plugins.Permanentf("the device mount path %q is not a place for devices under %s", path, l.Root)
 	}
 	return path, nil
@@ -224,7 +223,7 @@ func (e *Executor) unmountDevice(ctx context.Context, j *job) error {
 		return plugins.Uncertain(err)
 	}
 	if err := j.can.DeviceMounter.UnmountDevice(ctx, req); err != nil {
-		return classed(err)
+		return err
 	}
 	if path != "" {
 		if err := e.noMountAt(ctx, path); err != nil {

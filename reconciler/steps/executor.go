@@ -21,7 +21,6 @@ import (
 	"github.com/volumekit/volumekit/asw"
 	"github.com/volumekit/volumekit/asw/journal"
 	"github.com/volumekit/volumekit/dsw"
-	"github.com/volumekit/volumekit/mount"
 	"github.com/volumekit/volumekit/plugins"
 	"github.com/volumekit/volumekit/reconciler"
 )
@@ -332,16 +331,6 @@ func (e *Executor) nothingAt(ctx context.Context, path string) error {
 		return plugins.Uncertain(fmt.Errorf("%w: %s", errLeft, path))
 	}
 	return nil
-}
-
-// classed gives a class to the one error of a mounter that has none and a
-// clear meaning: it is not the plugin's, nor the moment's fault that this
-// platform or user cannot do it.
-func classed(err error) error {
-	if errors.Is(err, mount.ErrUnsupported) && plugins.ClassOf(err) == plugins.ClassUncertain && !errors.Is(err, plugins.ErrUncertain) {
-		return plugins.Unsupported(err)
-	}
-	return err
 }
 
 // leavesNothing reports whether a plugin says with err that nothing was left

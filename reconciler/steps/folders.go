@@ -126,3 +126,10 @@ func isFolder(path string) bool {
 
 // rmdir removes an empty folder and nothing else.
 func rmdir(path string) error { return syscall.Rmdir(path) }
+
+// inside reports whether the absolute path p is root or lies below it, once
+// both are clean.
+func inside(root, p string) bool {
+	rel, err := filepath.Rel(root, p)
+	return err == nil && filepath.IsLocal(rel)
+}

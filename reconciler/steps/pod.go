@@ -10,7 +10,6 @@ import (
 	"time"
 
 	"github.com/volumekit/volumekit/asw"
-	"github.com/volumekit/volumekit/mount"
 	"github.com/volumekit/volumekit/plugins"
 )
 
@@ -43,7 +42,6 @@ func (e *Executor) setUp(ctx context.Context, j *job) error {
 // believe returns the error of a plugin's set-up. Where that says that nothing
 // is left of a new volume, it has to be so as far as that can be seen.
 func (e *Executor) believe(ctx context.Context, j *job, err error) error {
-	err = classed(err)
 	if j.entry.State == asw.Absent && leavesNothing(err) {
 		return joinUnless(err, e.nothingAt(ctx, e.place(j)))
 	}
@@ -138,7 +136,7 @@ func (e *Executor) verify(ctx context.Context, target plugins.Target, got plugin
 		return plugins.Uncertain(fmt.Errorf("the plugin gave the relative path %q", entry.Path))
 	}
 	if got.Mounted {
-		if !mount.Inside(target.Path, entry.Path) {
+		if !inside(target.Path, entry.Path) {
 			return plugins.Uncertain(fmt.Errorf("the plugin mounted outside of %s", target.Path))
 		}
 		id, err := e.mountAt(ctx, entry.Path)
@@ -175,7 +173,7 @@ func (e *Executor) refresh(ctx context.Context, j *job) error {
 		})
 	}
 	content, err := j.can.Refresher.Refresh(ctx, j.request(e.Host.Layout.Target(j.step.Volume, j.pod)))
-	if err = classed(err); err != nil {
+	if err != nil {
 		if !leavesNothing(err) && e.lost(ctx, j) {
 			return errors.Join(err, e.update(j, func(now *asw.PodVolume) { now.State, now.Since = asw.Uncertain, e.now() }))
 		}
@@ -215,7 +213,7 @@ func (e *Executor) expand(ctx context.Context, j *job) error {
 	}
 	size, err := j.can.Expander.Expand(ctx, j.request(e.Host.Layout.Target(j.step.Volume, j.pod)))
 	if err != nil {
-		return classed(err)
+		return err
 	}
 	if err := e.update(j, func(now *asw.PodVolume) { now.Params.Size = &size }); err != nil {
 		return err

@@ -49,7 +49,7 @@ func (e *Executor) callTearDown(ctx context.Context, j *job, req plugins.TearDow
 		return e.unmapDevice(ctx, j, req)
 	}
 	if err := j.plugin.TearDown(ctx, req); err != nil {
-		return classed(err)
+		return err
 	}
 	return e.noMountAt(ctx, req.Path) // the plugin's word counts as far as it can be seen
 }
