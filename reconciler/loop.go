@@ -239,12 +239,18 @@ func (d *Default) ready(l *lane) {
 
 // dispatch starts steps while there are slots, one for each plugin in turn.
 func (d *Default) dispatch(ctx context.Context, now time.Time) {
-	for d.inUse < d.o.MaxInFlight && d.ring.size() > 0 {
+	for waiting := 0; waiting < d.ring.size(); { // plugins in a row that get no slot
 		l := d.ring.pop()
+		if d.inUse >= d.o.MaxInFlight && l.running >= d.o.Reserved {
+			d.ring.push(l)
+			waiting++
+			continue
+		}
 		l.inRing = false
 		if l.open(d.o.MaxStuck) {
 			v, joins := l.pop()
 			d.start(ctx, v, joins, now)
+			waiting = 0
 		}
 		d.ready(l)
 	}

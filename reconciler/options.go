@@ -18,12 +18,11 @@ const (
 	// DefaultMaxInFlight suits a small machine with slow storage: most steps
 	// wait for something, and few of them compute.
 	DefaultMaxInFlight = 64
-	// DefaultPerPlugin leaves half of the slots to the other plugins while
-	// one plugin's storage hangs and its deadlines have not passed yet.
+	// DefaultPerPlugin leaves half of the slots to the other plugins.
 	DefaultPerPlugin = 32
 	// DefaultMaxStuck is how many stuck steps a plugin may have before its new
 	// steps wait.
-	DefaultMaxStuck = 16
+	DefaultMaxStuck = 64
 	// DefaultDeadline is a little more than the two minutes that the kubelet
 	// gives a CSI call, so that the call's own limit speaks first.
 	DefaultDeadline = 2*time.Minute + 10*time.Second
@@ -55,6 +54,11 @@ type Options struct {
 	Log logr.Logger
 	// MaxInFlight limits the steps that run at a time, over all plugins.
 	MaxInFlight int
+	// Reserved is how many steps of a plugin may run although others use all of
+	// MaxInFlight, so that plugins whose storage or API hangs do not hold up
+	// those whose does not. Zero means a sixteenth of MaxInFlight, less than
+	// zero none.
+	Reserved int
 	// PerPlugin limits them for plugins by name, DefaultPerPlugin for the
 	// others. Zero or less means the default.
 	PerPlugin        map[string]int
@@ -137,6 +141,9 @@ func (o *Options) setDefaults() {
 		o.Clock = clock.RealClock{}
 	}
 	orElse(&o.MaxInFlight, DefaultMaxInFlight)
+	if o.Reserved == 0 {
+		o.Reserved = o.MaxInFlight / 16
+	}
 	orElse(&o.DefaultPerPlugin, DefaultPerPlugin)
 	orElse(&o.MaxStuck, DefaultMaxStuck)
 	orElse(&o.SafetySlice, DefaultSafetySlice)

@@ -176,7 +176,11 @@ func (a *agent) prove(took time.Duration) (ok bool) {
 		a.out.fault("what is left cannot be told: %v", err)
 		return false
 	}
-	a.out.line("\ndrained in %v: %d mounts and %d files or folders are left under\n%s", round(took), len(left.mounts), len(left.paths), a.root)
+	how := "drained in"
+	if !left.none() {
+		how = "not drained after"
+	}
+	a.out.line("\n%s %v: %d mounts and %d files or folders are left under\n%s", how, round(took), len(left.mounts), len(left.paths), a.root)
 	for _, path := range append(left.mounts, left.paths...) {
 		a.out.fault("left: %s", path)
 	}

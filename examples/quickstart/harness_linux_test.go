@@ -14,6 +14,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"go.uber.org/goleak"
 )
 
 // The test binary is the program too, so that it needs no building.
@@ -30,7 +32,12 @@ func TestMain(m *testing.M) {
 	case os.Getenv(asProgram) != "":
 		os.Exit(start())
 	}
-	os.Exit(m.Run())
+	code := m.Run()
+	if err := goleak.Find(); err != nil && code == 0 {
+		_, _ = os.Stderr.WriteString("goroutines left behind: " + err.Error() + "\n")
+		code = 1
+	}
+	os.Exit(code)
 }
 
 // forbidNamespaces runs the program as an ordinary user where no user

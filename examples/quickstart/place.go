@@ -28,6 +28,8 @@ type stage struct {
 	// Restarted is true for an agent whose predecessor was killed, Ending if
 	// that had been asked to end.
 	Restarted, Ending bool
+	// UID is who started the command, as the machine knows them.
+	UID int
 }
 
 const stageVariable = "VOLUMEKIT_QUICKSTART_STAGE"

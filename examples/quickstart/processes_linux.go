@@ -67,7 +67,7 @@ func command(o options) (code int, err error) {
 		return 1, errors.New("interrupted")
 	default:
 	}
-	start := starter{stage: stage{Role: roleKeeper, place: place}, files: []*os.File{theirs, lock}, signals: signals}
+	start := starter{stage: stage{Role: roleKeeper, place: place, UID: os.Geteuid()}, files: []*os.File{theirs, lock}, signals: signals}
 	code, err = start.private()
 	_ = theirs.Close()
 	if code == killed {
@@ -107,7 +107,7 @@ func lockRoot(root string) (*os.File, error) {
 func keep(s stage) (code int, err error) {
 	parent := os.Getppid()
 	if err := syscall.Mount("", "/", "", syscall.MS_PRIVATE|syscall.MS_REC, ""); err != nil {
-		return 1, fmt.Errorf("keep mounts private: %w%s", err, adviceFor(err))
+		return 1, fmt.Errorf("keep mounts private: %w%s", err, adviceFor(err, s.UID))
 	}
 	s.Role = roleAgent
 	start := starter{
@@ -180,17 +180,17 @@ func (s *starter) private() (code int, err error) {
 	}
 	code, err = s.again(syscall.CLONE_NEWNS | syscall.CLONE_NEWUSER)
 	if err != nil {
-		err = fmt.Errorf("no private mount namespace: %w%s", err, adviceFor(err))
+		err = fmt.Errorf("no private mount namespace: %w%s", err, adviceFor(err, s.stage.UID))
 	}
 	return code, err
 }
 
 // adviceFor says what to do where namespaces are refused.
-func adviceFor(err error) string {
+func adviceFor(err error, uid int) string {
 	switch {
 	case !errors.Is(err, syscall.EPERM) && !errors.Is(err, syscall.EACCES) && !errors.Is(err, syscall.ENOSPC):
 		return ""
-	case os.Getuid() == 0:
+	case uid == 0:
 		return "\nThis looks like root without CAP_SYS_ADMIN, as in a container. Give the container that capability" +
 			"\n(docker run --cap-add SYS_ADMIN --security-opt apparmor=unconfined), or run on the machine itself."
 	}

@@ -203,6 +203,82 @@ func TestInterruptedWhileStarting(t *testing.T) {
 	})
 }
 
+// TestKilledWhileEnding: the agent that follows goes on with taking away.
+func TestKilledWhileEnding(t *testing.T) {
+	forUsers(t, func(t *testing.T, u user) {
+		p := u.start(t)
+		m := p.await(`kill -9 (\d+)|no private mount namespace`)
+		p.skipIfForbidden()
+		agent, _ := strconv.Atoi(m[1])
+		if err := syscall.Kill(agent, syscall.SIGSTOP); err != nil {
+			t.Fatal(err)
+		}
+		p.signal(syscall.SIGINT)
+		kill(t, agent)
+		if code, text := p.end(); code != 0 || !strings.Contains(text, "starting it again") || !strings.Contains(text, "0 mounts and 0 files or folders are left") {
+			t.Errorf("exit code %d, output:\n%s", code, text)
+		}
+	})
+}
+
+// TestBusy: what cannot be taken away is told, and a second Ctrl-C gives up.
+func TestBusy(t *testing.T) {
+	nsenter, err := exec.LookPath("nsenter")
+	if err != nil || os.Geteuid() != 0 {
+		t.Skip("only root can keep a mount busy from outside, with nsenter")
+	}
+	t.Parallel()
+	root := filepath.Join(user{}.own(t), "root")
+	p := user{}.start(t, "-root", root)
+	agent := p.await(`kill -9 (\d+)|no private mount namespace`)[1]
+	p.skipIfForbidden()
+	table, err := os.ReadFile("/proc/" + agent + "/mountinfo")
+	if err != nil {
+		t.Fatal(err)
+	}
+	target := regexp.MustCompile(regexp.QuoteMeta(root) + `/pods/\S*/shm\b`).FindString(string(table))
+	busy := exec.Command(nsenter, "-t", agent, "-m", "sh", "-c", `cd "$1" && echo busy && read line`, "sh", target)
+	in, err := busy.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	out, err := busy.StdoutPipe()
+	if err == nil {
+		err = busy.Start()
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		_ = in.Close()
+		_ = busy.Wait()
+	}()
+	if _, err := out.Read(make([]byte, 1)); err != nil {
+		t.Fatalf("nobody stands in %q: %v", target, err)
+	}
+	p.signal(syscall.SIGTERM)
+	again := time.NewTicker(oneCtrlC * 3 / 2) // signals that are close are one
+	defer again.Stop()
+	<-again.C
+	p.signal(syscall.SIGTERM)
+	code, text := p.end()
+	for _, want := range []string{
+		`left: pod default/database, volume shm: .*busy`, `not drained after \S+: 1 mounts and`, `left: mount ` + regexp.QuoteMeta(target),
+		`remove .*root: directory not empty`,
+	} {
+		if code != 1 || !regexp.MustCompile(want).MatchString(text) {
+			t.Errorf("exit code %d, no %q in\n%s", code, want, text)
+		}
+	}
+	// The mount is gone with the namespace: the next run takes the rest away.
+	_ = in.Close()
+	_ = busy.Wait()
+	next := user{}.start(t, "-once", "-root", root)
+	if code, text := next.end(); code != 0 || !strings.Contains(text, "0 mounts and 0 files or folders are left") {
+		t.Errorf("the next run: exit code %d, output:\n%s", code, text)
+	}
+}
+
 func TestSignalsEndItCleanly(t *testing.T) {
 	forUsers(t, func(t *testing.T, u user) {
 		for _, s := range []syscall.Signal{syscall.SIGTERM, syscall.SIGHUP} {
