@@ -98,6 +98,13 @@ func (w *World) Pod(uid types.UID) []PodVolume {
 	return list
 }
 
+// HasPod reports whether anything is known of a pod's volumes.
+func (w *World) HasPod(uid types.UID) bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return len(w.pods[uid]) > 0
+}
+
 // PodVolume returns what is known of one volume of a pod.
 func (w *World) PodVolume(v plugins.PodVolume) (PodVolume, bool) {
 	w.mu.Lock()

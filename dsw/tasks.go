@@ -224,6 +224,13 @@ type VolumeState struct {
 	Err error
 }
 
+// HasPod reports whether the source tells a pod.
+func (w *World) HasPod(uid types.UID) bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.pods[uid] != nil
+}
+
 // Pod returns what is known of a pod, false if the source does not tell it.
 func (w *World) Pod(uid types.UID) (PodState, bool) {
 	w.mu.Lock()

@@ -103,9 +103,14 @@ func (l Layout) PodDir(uid types.UID) string { return filepath.Join(l.Root, "pod
 // PodVolumesDir holds a folder for each plugin with volumes of the pod.
 func (l Layout) PodVolumesDir(uid types.UID) string { return filepath.Join(l.PodDir(uid), "volumes") }
 
+// PodVolumesOf holds the volumes of the pod that a plugin provides.
+func (l Layout) PodVolumesOf(uid types.UID, plugin string) string {
+	return filepath.Join(l.PodVolumesDir(uid), EscapePlugin(plugin))
+}
+
 // PodVolume is where a pod finds a volume.
 func (l Layout) PodVolume(v PodVolume) string {
-	return filepath.Join(l.PodVolumesDir(v.Pod), EscapePlugin(v.Plugin), v.Name)
+	return filepath.Join(l.Root, "pods", string(v.Pod), "volumes", EscapePlugin(v.Plugin), v.Name)
 }
 
 // PodDevicesDir holds a folder for each plugin with block volumes of the pod.
@@ -123,7 +128,7 @@ func (l Layout) PodPluginsDir(uid types.UID) string { return filepath.Join(l.Pod
 
 // PodPrivate is a plugin's own folder about one volume of a pod.
 func (l Layout) PodPrivate(v PodVolume) string {
-	return filepath.Join(l.PodPluginsDir(v.Pod), EscapePlugin(v.Plugin), v.Name)
+	return filepath.Join(l.Root, "pods", string(v.Pod), "plugins", EscapePlugin(v.Plugin), v.Name)
 }
 
 // PodSubpathsDir holds the prepared subpaths of a pod.

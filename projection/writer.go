@@ -216,6 +216,12 @@ func (w *Writer) build(ctx context.Context, version string, tree *Tree) error {
 
 // publish is the switch. If it fails, the temporary link is gone again.
 func (w *Writer) publish(version string) error {
+	if w.Empty { // nothing to replace, and a link is whole from its first moment
+		if err := w.Faults.At(FaultLinkMade); err != nil {
+			return err
+		}
+		return w.Root.Symlink(version, dataLink)
+	}
 	err := w.Root.Symlink(version, tempLink)
 	if err == nil {
 		if err = w.Faults.At(FaultLinkMade); err == nil {

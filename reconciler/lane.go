@@ -1,27 +1,49 @@
 package reconciler
 
-// lane is the queue of one plugin, and its limits.
+// lane is what waits and runs of one plugin, and its limits.
 type lane struct {
-	plugin  string
-	limit   int
-	volumes int // that refer to it
+	plugin                    string
+	limit, reserved, maxStuck int
+	volumes                   int // that refer to it
+	inRing                    bool
+	// undo and make are apart: what makes volumes ready may hang, and what goes
+	// can still go. They take turns.
+	undo, make sort
+	undid      bool
+	// lazy tries are let through when the plugin's stuck steps stop the rest:
+	// they are what may free those.
+	lazy queue[*volume]
+}
+
+// sort is the steps of a plugin that undo something, or that make something.
+type sort struct {
+	queue   queue[*volume]
 	running int // calls that hold a slot
 	stuck   int // calls that have outlived their deadline
-	inRing  bool
-	// lazy tries are let through when the plugin's stuck steps stop the rest:
-	// they are what may free those. Undoing and making take turns.
-	lazy, undo, make queue[*volume]
-	undid            bool
+}
+
+func (l *lane) sortOf(kind Kind) *sort {
+	if kind.Undoes() {
+		return &l.undo
+	}
+	return &l.make
+}
+
+// slot reports whether a call of the sort may start; full says that all common
+// slots are taken.
+func (l *lane) slot(s *sort, full bool) bool {
+	return s.running < l.limit && (!full || s.running < l.reserved)
+}
+
+// may reports whether the sort has a call to start now.
+func (l *lane) may(s *sort, full bool) bool {
+	return s.queue.size() > 0 && s.stuck < l.maxStuck && l.slot(s, full)
 }
 
 // push queues a volume by the step that it would run.
 func (l *lane) push(v *volume, kind Kind) {
 	v.queued = true
-	if kind.Undoes() {
-		l.undo.push(v)
-	} else {
-		l.make.push(v)
-	}
+	l.sortOf(kind).queue.push(v)
 }
 
 // pushLazy queues a volume for a lazy try beside a stuck call. It may be queued
@@ -32,26 +54,25 @@ func (l *lane) pushLazy(v *volume) {
 }
 
 // open reports whether a call could be started now.
-func (l *lane) open(maxStuck int) bool {
-	if l.running >= l.limit {
-		return false
-	}
-	return l.lazy.size() > 0 || l.stuck < maxStuck && l.undo.size()+l.make.size() > 0
+func (l *lane) open(full bool) bool {
+	return l.mayJoin(full) || l.may(&l.undo, full) || l.may(&l.make, full)
 }
+
+func (l *lane) mayJoin(full bool) bool { return l.lazy.size() > 0 && l.slot(&l.undo, full) }
 
 // pop takes the next volume of an open lane, and says whether it is for a lazy
 // try beside a stuck call.
-func (l *lane) pop() (v *volume, joins bool) {
-	if l.lazy.size() > 0 {
+func (l *lane) pop(full bool) (v *volume, joins bool) {
+	if l.mayJoin(full) {
 		v = l.lazy.pop()
 		v.joining = false
 		return v, true
 	}
-	l.undid = l.make.size() == 0 || l.undo.size() > 0 && !l.undid
+	l.undid = !l.may(&l.make, full) || l.may(&l.undo, full) && !l.undid
 	if l.undid {
-		v = l.undo.pop()
+		v = l.undo.queue.pop()
 	} else {
-		v = l.make.pop()
+		v = l.make.queue.pop()
 	}
 	v.queued = false
 	return v, false

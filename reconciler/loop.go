@@ -17,7 +17,7 @@ func (d *Default) volume(id plugins.VolumeID) *volume {
 	name := id.Plugin()
 	l := d.lanes[name]
 	if l == nil {
-		l = &lane{plugin: name, limit: d.o.limit(name)}
+		l = &lane{plugin: name, limit: d.o.limit(name), reserved: d.o.Reserved, maxStuck: d.o.MaxStuck}
 		d.lanes[name] = l
 	}
 	l.volumes++
@@ -121,8 +121,9 @@ func (d *Default) strand(c *call) {
 	l := c.volume.lane
 	c.stuck = true
 	d.inUse--
-	l.running--
-	l.stuck++
+	s := l.sortOf(c.step.Kind)
+	s.running--
+	s.stuck++
 	c.volume.stuck++
 	c.cancel(ErrDeadline)
 	if d.o.lazy(c.step.Kind) {
@@ -231,7 +232,7 @@ func (d *Default) lazyNow(t *try, kind Kind, now time.Time) bool {
 
 // ready puts a lane into the ring if it has work that may start.
 func (d *Default) ready(l *lane) {
-	if !l.inRing && l.open(d.o.MaxStuck) {
+	if !l.inRing && l.open(false) {
 		l.inRing = true
 		d.ring.push(l)
 	}
@@ -240,15 +241,15 @@ func (d *Default) ready(l *lane) {
 // dispatch starts steps while there are slots, one for each plugin in turn.
 func (d *Default) dispatch(ctx context.Context, now time.Time) {
 	for waiting := 0; waiting < d.ring.size(); { // plugins in a row that get no slot
-		l := d.ring.pop()
-		if d.inUse >= d.o.MaxInFlight && l.running >= d.o.Reserved {
+		l, full := d.ring.pop(), d.inUse >= d.o.MaxInFlight
+		if full && l.open(false) && !l.open(true) {
 			d.ring.push(l)
 			waiting++
 			continue
 		}
 		l.inRing = false
-		if l.open(d.o.MaxStuck) {
-			v, joins := l.pop()
+		if l.open(full) {
+			v, joins := l.pop(full)
 			d.start(ctx, v, joins, now)
 			waiting = 0
 		}
@@ -294,7 +295,7 @@ func (d *Default) launch(ctx context.Context, v *volume, step Step, now time.Tim
 	if standsAlone(step.Kind) {
 		v.exclusive++
 	}
-	v.lane.running++
+	v.lane.sortOf(step.Kind).running++
 	d.inUse++
 	d.open++
 	d.timers.set(&c.alarm, deadline)
@@ -316,10 +317,10 @@ func (d *Default) finish(c *call, err error) {
 		v.exclusive--
 	}
 	if c.stuck {
-		l.stuck--
+		l.sortOf(c.step.Kind).stuck--
 		v.stuck--
 	} else {
-		l.running--
+		l.sortOf(c.step.Kind).running--
 		d.inUse--
 	}
 	d.open--

@@ -54,19 +54,21 @@ type Options struct {
 	Log logr.Logger
 	// MaxInFlight limits the steps that run at a time, over all plugins.
 	MaxInFlight int
-	// Reserved is how many steps of a plugin may run although others use all of
-	// MaxInFlight, so that plugins whose storage or API hangs do not hold up
-	// those whose does not. Zero means a sixteenth of MaxInFlight, less than
+	// Reserved is how many steps of either sort may run for a plugin although
+	// others use all of MaxInFlight: plugins whose storage or API hangs do not
+	// hold up those whose does not, nor what goes. Zero means a sixteenth of MaxInFlight, less than
 	// zero none.
 	Reserved int
-	// PerPlugin limits them for plugins by name, DefaultPerPlugin for the
-	// others. Zero or less means the default.
+	// PerPlugin limits the steps that make something, and those that undo
+	// something, for plugins by name, DefaultPerPlugin for the others. Zero or
+	// less means the default.
 	PerPlugin        map[string]int
 	DefaultPerPlugin int
-	// MaxStuck is how many steps of one plugin may outlive their deadline
-	// before no new one of it is started. As each of the running ones may get
-	// stuck too, a plugin has at most this many and its limit of calls open,
-	// and as many lazy ones again.
+	// MaxStuck is how many steps of one plugin that make something, and how many
+	// that undo something, may outlive their deadline before no new one of the
+	// sort is started. As each of the running ones may get stuck too, a plugin
+	// has at most twice this many and its limit of calls open, and as many lazy
+	// ones again.
 	MaxStuck int
 	// Deadline says how long a step may take. Nil, and a result of zero or
 	// less, mean DefaultDeadline. It is called with a lock held and must be

@@ -159,7 +159,7 @@ func (m *Manager) reset(ids ...plugins.VolumeID) {
 // anythingOf reports whether a step runs for the pod, or anything of its
 // volumes is or may be there.
 func (m *Manager) anythingOf(uid types.UID) bool {
-	return m.log.runs(uid) > 0 || len(m.actual.Pod(uid)) > 0
+	return m.log.runs(uid) > 0 || m.actual.HasPod(uid)
 }
 
 func (m *Manager) contentChanged(v plugins.PodVolume, pod plugins.PodRef, content plugins.Content) {

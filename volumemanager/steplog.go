@@ -132,6 +132,13 @@ func (l *stepLog) find(key reconciler.Key) *stepRecord {
 	return nil
 }
 
+// failed reports whether the last outcome of any step of a volume was a failure.
+func (l *stepLog) failed(id plugins.VolumeID) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return slices.ContainsFunc(l.volumes[id], func(r *stepRecord) bool { return r.err != nil })
+}
+
 // runs counts the steps that run for a pod, or of all volumes for anyPod.
 func (l *stepLog) runs(uid types.UID) int {
 	l.mu.Lock()

@@ -10,6 +10,7 @@ import (
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/volumekit/volumekit/asw"
 	"github.com/volumekit/volumekit/plugins"
 )
 
@@ -60,6 +61,12 @@ func (m *Manager) WaitForAttachAndMount(ctx context.Context, pod *v1.Pod) error 
 	}
 	seen := false
 	return m.watchers.wait(ctx, m.stopped, pod.UID, func(ended error) (done bool, err error) {
+		if ended == nil {
+			if ready, decided := m.glance(pod.UID); decided {
+				seen = true
+				return ready, nil
+			}
+		}
 		status, _ := m.status(pod.UID)
 		switch {
 		case status.Known:
@@ -72,6 +79,34 @@ func (m *Manager) WaitForAttachAndMount(ctx context.Context, pod *v1.Pod) error 
 		}
 		return false, nil
 	})
+}
+
+// glance decides whether a pod is ready without explaining why it is not, which
+// would be done for each step of each volume. It decides only where the source
+// has the pod and nothing of it has failed.
+func (m *Manager) glance(uid types.UID) (ready, decided bool) {
+	m.mu.Lock()
+	_, invalid := m.invalid[uid]
+	m.mu.Unlock()
+	state, known := m.desired.Pod(uid)
+	if !known || invalid {
+		return false, false
+	}
+	ready = true
+	for _, v := range state.Volumes {
+		if !v.Resolved {
+			return false, false
+		}
+		entry, _ := m.actual.PodVolume(v.Volume)
+		if entry.State == asw.Present && entry.ID == v.ID {
+			continue
+		}
+		if m.log.failed(v.ID) {
+			return false, false
+		}
+		ready = false
+	}
+	return ready, true
 }
 
 // notReady turns a pod's status into the outcome of a wait.

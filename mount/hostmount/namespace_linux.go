@@ -27,9 +27,12 @@ func (m *Mounter) Namespace(ctx context.Context) (mount.Namespace, error) {
 	return mount.Namespace{BootID: strings.TrimSpace(string(boot)), MountNS: ns}, nil
 }
 
-// Propagation implements [mount.Propagator]. It reads the mount table anew and
-// is meant for a check at start.
+// Propagation implements [mount.Propagator]. Where the kernel lacks statmount(2)
+// it reads the mount table anew.
 func (m *Mounter) Propagation(ctx context.Context, path string) (mount.Propagation, error) {
+	if how, ok := propagationAt(path); ok && !m.options.Classic && ctx.Err() == nil {
+		return how, nil
+	}
 	s, err := m.snapshot(ctx, true)
 	if err != nil {
 		return "", fmt.Errorf("propagation of %s: %w", path, err)
@@ -53,6 +56,17 @@ func (m *Mounter) Propagation(ctx context.Context, path string) (mount.Propagati
 		return e.Propagation, nil
 	}
 	return "", fmt.Errorf("propagation of %s: its mount is not in the table", path)
+}
+
+// propagationAt asks the kernel about one mount, if it can tell.
+func propagationAt(path string) (mount.Propagation, bool) {
+	st, err := statx(unix.AT_FDCWD, path, unix.STATX_MNT_ID_UNIQUE)
+	if err != nil || st.Mask&unix.STATX_MNT_ID_UNIQUE == 0 {
+		return "", false
+	}
+	var s statMounter
+	e, err := s.stat(st.Mnt_id)
+	return e.Propagation, err == nil
 }
 
 // enclosing finds by text the mount on which a path lies.

@@ -224,8 +224,7 @@ func (e *Executor) known(s scope) bool {
 }
 
 func (e *Executor) podKnown(uid types.UID) bool {
-	_, wanted := e.Desired.Pod(uid)
-	return wanted || len(e.Actual.Pod(uid)) > 0
+	return e.Desired.HasPod(uid) || e.Actual.HasPod(uid)
 }
 
 func (e *Executor) run(ctx context.Context, j *job) error {

@@ -91,8 +91,12 @@ func (e *Executor) RemovePodFolder(uid types.UID) {
 			return // it came back, and its steps may have been here already
 		}
 		l := e.Host.Layout
-		if !isFolder(l.PodDir(uid)) {
-			return
+		for _, name := range e.Registry.Names() {
+			_ = rmdir(l.PodVolumesOf(uid, name))
+		}
+		_ = rmdir(l.PodVolumesDir(uid))
+		if rmdir(l.PodDir(uid)) == nil || !isFolder(l.PodDir(uid)) {
+			return // as nearly always
 		}
 		for _, dir := range []string{l.PodVolumesDir(uid), l.PodPluginsDir(uid), l.PodDevicesDir(uid), l.PodSubpathsDir(uid)} {
 			removeEmpty(dir)

@@ -226,16 +226,24 @@ func (e *Executor) expand(ctx context.Context, j *job) error {
 
 // makeParent makes the folder for path's parent, as the kubelet does: 0750.
 func makeParent(path string) error {
-	parent := filepath.Dir(path)
-	err := os.Mkdir(parent, 0o750)
-	switch {
-	case err == nil || errors.Is(err, fs.ErrExist):
-		return nil
-	case errors.Is(err, fs.ErrNotExist):
-		err = os.MkdirAll(parent, 0o750)
-	}
-	if err != nil {
+	if err := makeFolders(filepath.Dir(path)); err != nil {
 		return plugins.Transient(fmt.Errorf("make the folder for the volume: %w", err))
 	}
 	return nil
+}
+
+// makeFolders makes a folder and those above it that are missing. It costs less
+// to try than to look first.
+func makeFolders(path string) error {
+	err := os.Mkdir(path, 0o750)
+	if errors.Is(err, fs.ErrNotExist) && path != filepath.Dir(path) {
+		if err := makeFolders(filepath.Dir(path)); err != nil {
+			return err
+		}
+		err = os.Mkdir(path, 0o750)
+	}
+	if errors.Is(err, fs.ErrExist) {
+		return nil
+	}
+	return err
 }
