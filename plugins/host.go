@@ -168,7 +168,8 @@ type NodeSource interface {
 }
 
 // EventRecorder takes events about pods and other objects. client-go's
-// record.EventRecorder satisfies it as it is.
+// record.EventRecorder satisfies it as it is. It is called from the midst of
+// steps and must not block.
 type EventRecorder interface {
 	Event(object runtime.Object, eventtype, reason, message string)
 }

@@ -75,7 +75,7 @@ type object struct {
 }
 
 func (o object) key(key string) string {
-	return fmt.Sprintf("%s %s/%s key %s", o.label, o.ref.Namespace, o.ref.Name, quote(key))
+	return o.label + " " + o.ref.Namespace + "/" + o.ref.Name + " key " + quote(key)
 }
 
 // keys adds an object's keys: all of them, or those that items list, each at

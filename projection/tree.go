@@ -7,6 +7,7 @@ import (
 	"path"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 
 	"github.com/volumekit/volumekit/plugins"
@@ -207,7 +208,7 @@ func quote(s string) string {
 	if len(s) > most {
 		s = s[:most] + "..."
 	}
-	return fmt.Sprintf("%q", s)
+	return strconv.Quote(s)
 }
 
 // within reports whether p is dir or lies below it; both are clean.

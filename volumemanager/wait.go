@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"sync"
 
@@ -11,6 +12,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/volumekit/volumekit/asw"
+	"github.com/volumekit/volumekit/dsw"
 	"github.com/volumekit/volumekit/plugins"
 )
 
@@ -59,8 +61,15 @@ func (m *Manager) WaitForAttachAndMount(ctx context.Context, pod *v1.Pod) error 
 	if err := plugins.CheckName(string(pod.UID)); err != nil {
 		return outcome(ErrNotReady, podName(pod), plugins.Permanent(fmt.Errorf("metadata.uid: %w", err)))
 	}
-	seen := false
+	seen, uses := false, dsw.UsedVolumes(pod, m.config.AllVolumes)
 	return m.watchers.wait(ctx, m.stopped, pod.UID, func(ended error) (done bool, err error) {
+		if missing := m.untold(pod.UID, uses); missing != "" {
+			seen = true // an older version of it
+			if ended != nil {
+				return true, outcome(ErrNotReady, podName(pod), fmt.Errorf("the pod source has not told its volume %s: %w", missing, ended))
+			}
+			return false, nil
+		}
 		if ended == nil {
 			if ready, decided := m.glance(pod.UID); decided {
 				seen = true
@@ -79,6 +88,21 @@ func (m *Manager) WaitForAttachAndMount(ctx context.Context, pod *v1.Pod) error 
 		}
 		return false, nil
 	})
+}
+
+// untold names a volume that the pod uses and that the source's version of the
+// pod, if it has one, does not.
+func (m *Manager) untold(uid types.UID, uses []dsw.Use) string {
+	state, known := m.desired.Pod(uid)
+	if !known {
+		return ""
+	}
+	for _, use := range uses {
+		if !slices.ContainsFunc(state.Volumes, func(v dsw.VolumeState) bool { return v.Name == use.Name }) {
+			return use.Name
+		}
+	}
+	return ""
 }
 
 // glance decides whether a pod is ready without explaining why it is not, which

@@ -3,7 +3,9 @@ package steps
 import (
 	"fmt"
 	"hash/maphash"
+	"strings"
 	"sync"
+	"unicode"
 
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -41,9 +43,15 @@ func newEventFilter() eventFilter {
 	return eventFilter{seed: maphash.MakeSeed(), told: newNotes[uint64]()}
 }
 
-// failed reports whether text is news for the step.
+// failed reports whether text is news for the step. Numbers are none: a time,
+// a counter or a temporary name differs at every try.
 func (f *eventFilter) failed(key *reconciler.Key, text string) bool {
-	hash := maphash.String(f.seed, text)
+	hash := maphash.String(f.seed, strings.Map(func(r rune) rune {
+		if unicode.IsDigit(r) {
+			return -1
+		}
+		return r
+	}, text))
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if old, told := f.told.get(key); told && old == hash {
@@ -94,7 +102,7 @@ func (e *Executor) event(j *job, err error) {
 		}
 	}
 	for _, object := range j.audience() {
-		e.Host.Event(object, kind, reason, message)
+		e.tell("event recorder", func() { e.Host.Event(object, kind, reason, message) })
 	}
 }
 
@@ -157,6 +165,6 @@ func (j *job) audience() []runtime.Object {
 // publish tells the embedder which files of a volume changed.
 func (e *Executor) publish(j *job, content plugins.Content) {
 	if e.ContentChanged != nil && len(content.Changed) > 0 {
-		e.ContentChanged(j.step.Volume, j.pod, content)
+		e.tell("ContentChanged", func() { e.ContentChanged(j.step.Volume, j.pod, content) })
 	}
 }

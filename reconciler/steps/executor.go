@@ -14,6 +14,7 @@ import (
 	"iter"
 	"runtime"
 	"runtime/debug"
+	"sync/atomic"
 	"time"
 
 	"k8s.io/apimachinery/pkg/types"
@@ -81,6 +82,9 @@ type Executor struct {
 	paths   paths
 	events  eventFilter
 	waits   waits
+	// podsMount is the mount that the pods' folder lay on when it was first
+	// looked at.
+	podsMount atomic.Uint64
 }
 
 // New returns an executor. It does nothing by itself.
@@ -142,18 +146,22 @@ func (e *Executor) Do(ctx context.Context, step reconciler.Step) (err error) {
 	if !ok {
 		return nil // it no longer fits
 	}
-	if e.Observer != nil {
-		e.Observer.StepStarted(step)
-	}
+	e.tell("observer", func() {
+		if e.Observer != nil {
+			e.Observer.StepStarted(step)
+		}
+	})
 	began, mark, returned := e.now(), e.waits.mark(), false
 	defer func() {
 		if !returned {
 			err = e.panicked(j, recover())
 		}
 		err = e.finish(j, err, mark)
-		if e.Observer != nil {
-			e.Observer.StepFinished(step, e.now().Sub(began), err)
-		}
+		e.tell("observer", func() {
+			if e.Observer != nil {
+				e.Observer.StepFinished(step, e.now().Sub(began), err)
+			}
+		})
 		if e.Changed != nil {
 			e.Changed(step.Volume)
 		}
@@ -161,6 +169,17 @@ func (e *Executor) Do(ctx context.Context, step reconciler.Step) (err error) {
 	err = e.run(ctx, j)
 	returned = true
 	return err
+}
+
+// tell calls code of the embedder that is told of something and has no say in
+// it: that it panics is logged, and the step goes on.
+func (e *Executor) tell(whom string, f func()) {
+	defer func() {
+		if value := recover(); value != nil {
+			e.Host.Log.Error(fmt.Errorf("it panicked with a %T", value), "Told in vain", "whom", whom, "stack", string(debug.Stack()))
+		}
+	}()
+	f()
 }
 
 // panicked makes an error of a panic, or of the end of the goroutine, without

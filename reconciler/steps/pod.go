@@ -101,6 +101,9 @@ func (e *Executor) makeReady(ctx context.Context, j *job, target plugins.Target,
 		return entry, plugins.Transient(fmt.Errorf("wait for the removal of the pod's old folders: %w", err))
 	}
 	defer leave()
+	if err := e.confined(ctx, target.Path); err != nil {
+		return entry, err
+	}
 	if err := makeParent(target.Path); err != nil {
 		return entry, err
 	}
@@ -134,6 +137,11 @@ func (e *Executor) verify(ctx context.Context, target plugins.Target, got plugin
 	}
 	if !filepath.IsAbs(entry.Path) {
 		return plugins.Uncertain(fmt.Errorf("the plugin gave the relative path %q", entry.Path))
+	}
+	if !got.Mounted && entry.Path == target.Path {
+		if _, err := os.Lstat(entry.Path); err != nil {
+			return plugins.Uncertain(fmt.Errorf("the plugin reported the volume ready: %w", err))
+		}
 	}
 	if got.Mounted {
 		if !inside(target.Path, entry.Path) {

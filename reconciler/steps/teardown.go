@@ -48,10 +48,13 @@ func (e *Executor) callTearDown(ctx context.Context, j *job, req plugins.TearDow
 	if req.Block {
 		return e.unmapDevice(ctx, j, req)
 	}
+	if err := e.confined(ctx, req.Path); err != nil {
+		return err
+	}
 	if err := j.plugin.TearDown(ctx, req); err != nil {
 		return err
 	}
-	return e.noMountAt(ctx, req.Path) // the plugin's word counts as far as it can be seen
+	return e.nothingAt(ctx, req.Path) // the plugin's word counts as far as it can be seen
 }
 
 // forget drops the record, the entry and the pod's empty folders. The volume
