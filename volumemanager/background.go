@@ -90,24 +90,48 @@ func (m *Manager) keepRunning(ctx context.Context, what string, run func(context
 
 var errEnded = errors.New("it ended by itself")
 
-// guarded turns a panic of foreign code into an error. The value of the panic
-// is not told: it may hold a secret.
-func (m *Manager) guarded(what string, call func() error) (err error) {
+// guarded turns a panic of foreign code into an error, and so the end of its
+// goroutine: it gets one of its own. The value of a panic is not told: it may
+// hold a secret.
+func (m *Manager) guarded(what string, call func() error) error {
+	result := make(chan error, 1)
+	go func() {
+		returned := false
+		defer func() {
+			if !returned {
+				result <- m.panicked(what, recover())
+			}
+		}()
+		err := call()
+		returned = true
+		result <- err
+	}()
+	return <-result
+}
+
+// contained turns a panic of foreign code into an error, on the caller's
+// goroutine.
+func (m *Manager) contained(what string, call func() error) (err error) {
 	returned := false
 	defer func() {
-		if returned {
-			return
+		if !returned {
+			err = m.panicked(what, recover())
 		}
-		value := recover()
-		if fault, ok := value.(runtime.Error); ok {
-			err = fmt.Errorf("%w: %w", errPanicked, fault)
-		} else {
-			err = fmt.Errorf("%w with a %T", errPanicked, value)
-		}
-		m.host.Log.Error(err, "panic", "source", what, "stack", string(debug.Stack()))
 	}()
 	err = call()
 	returned = true
+	return err
+}
+
+func (m *Manager) panicked(what string, value any) error {
+	err := fmt.Errorf("%w with a %T", errPanicked, value)
+	switch value := value.(type) {
+	case nil:
+		err = fmt.Errorf("%w: it ended its goroutine", errPanicked)
+	case runtime.Error:
+		err = fmt.Errorf("%w: %w", errPanicked, value)
+	}
+	m.host.Log.Error(err, "panic", "source", what, "stack", string(debug.Stack()))
 	return err
 }
 

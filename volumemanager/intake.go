@@ -188,7 +188,7 @@ func (m *Manager) resolve(ctx context.Context, u dsw.Unresolved) error {
 // lookUp finds out what a pod's volume is, whatever its plugin does.
 func (m *Manager) lookUp(ctx context.Context, pod *v1.Pod, name string) (dsw.Resolution, error) {
 	var resolution dsw.Resolution
-	err := m.guarded("resolving", func() (err error) {
+	err := m.contained("resolving", func() (err error) {
 		resolution, err = m.resolver.Resolve(ctx, pod, name)
 		return err
 	})

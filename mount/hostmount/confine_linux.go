@@ -68,7 +68,7 @@ func (m *Mounter) findObstacle(dir int, at, way string) error {
 			}
 			return fmt.Errorf("%w: %s: %w", mount.ErrNotConfined, at, err)
 		}
-		defer func() { _ = unix.Close(fd) }() //nolint:gocritic // a way has few components
+		defer func() { _ = unix.Close(fd) }() // a way has few components
 		dir = fd
 	}
 	return nil

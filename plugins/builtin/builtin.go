@@ -4,6 +4,8 @@
 package builtin
 
 import (
+	"errors"
+
 	"github.com/volumekit/volumekit/plugins"
 	"github.com/volumekit/volumekit/plugins/configmap"
 	"github.com/volumekit/volumekit/plugins/downwardapi"
@@ -32,7 +34,10 @@ func New(host *plugins.VolumeHost, o Options) []plugins.VolumePlugin {
 	}
 }
 
-// Registry registers what New returns.
+// Registry registers what New returns. Without a host there is none.
 func Registry(host *plugins.VolumeHost, o Options) (*plugins.Registry, error) {
+	if host == nil {
+		return nil, plugins.Permanent(errors.New("the built-in plugins need a VolumeHost"))
+	}
 	return plugins.NewRegistry(New(host, o)...)
 }

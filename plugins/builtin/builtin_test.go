@@ -206,3 +206,9 @@ func Example() {
 	// /pods/b9a7c9e4/volumes/kubernetes.io~empty-dir/scratch <nil>
 	// true <nil>
 }
+
+func TestRegistryWithoutAHost(t *testing.T) {
+	if r, err := builtin.Registry(nil, builtin.Options{}); r != nil || err == nil {
+		t.Errorf("%v, %v", r, err)
+	}
+}
