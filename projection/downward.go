@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"math/big"
 	"slices"
 	"strconv"
 	"strings"
@@ -193,16 +194,32 @@ func divide(value, divisor resource.Quantity, milli bool) (string, error) {
 	if divisor.IsZero() {
 		divisor = resource.MustParse("1")
 	}
-	of, by := value.Value(), divisor.Value()
-	if milli {
-		of, by = value.MilliValue(), divisor.MilliValue()
+	of, by := big.NewInt(value.Value()), big.NewInt(divisor.Value())
+	if milli { // thousandths of a large value do not fit into 64 bits
+		of, by = thousandths(value), thousandths(divisor)
 	}
-	if by <= 0 {
+	if by.Sign() <= 0 {
 		return "", fmt.Errorf("divisor %s is not positive", divisor.String())
 	}
-	result := of / by
-	if of%by > 0 {
-		result++
+	result, rest := new(big.Int).QuoRem(of, by, new(big.Int))
+	if rest.Sign() > 0 {
+		result.Add(result, big.NewInt(1))
 	}
-	return strconv.FormatInt(result, 10), nil
+	return result.String(), nil
 }
+
+// thousandths is q times a thousand, rounded up.
+func thousandths(q resource.Quantity) *big.Int {
+	dec := q.AsDec()
+	value, power := new(big.Int).Set(dec.UnscaledBig()), int64(3)-int64(dec.Scale())
+	if power >= 0 {
+		return value.Mul(value, tenTo(power))
+	}
+	value, rest := value.QuoRem(value, tenTo(-power), new(big.Int))
+	if rest.Sign() > 0 {
+		value.Add(value, big.NewInt(1))
+	}
+	return value
+}
+
+func tenTo(power int64) *big.Int { return new(big.Int).Exp(big.NewInt(10), big.NewInt(power), nil) }

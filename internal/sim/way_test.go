@@ -27,7 +27,9 @@ func TestTeardownThroughNothingForeign(t *testing.T) {
 			return filepath.Join(n.Layout.PodVolumesDir(pod.UID), plugins.EscapePlugin("kubernetes.io/empty-dir"))
 		},
 	}
-	obstacles := map[string]struct{ put, take func(at, precious string) error }{
+	obstacles := map[string]struct {
+		put, take func(at, precious string) error
+	}{
 		"mount": {
 			put:  func(at, precious string) error { return unix.Mount(precious, at, "", unix.MS_BIND, "") },
 			take: func(at, _ string) error { return unix.Unmount(at, unix.MNT_DETACH) },
