@@ -366,6 +366,9 @@ func TestModel(t *testing.T) {
 		}
 		for uid, list := range byPod {
 			slices.SortFunc(list, byString)
+			if w.HasPod(uid) != (len(list) > 0) {
+				t.Fatalf("HasPod(%s) with %d volumes: %v", uid, len(list), len(list) == 0)
+			}
 			if got := w.Pod(uid); !reflect.DeepEqual(got, list) {
 				t.Fatalf("%s: %v\nwant %v", uid, got, list)
 			}

@@ -125,6 +125,9 @@ func TestPodStateListsNames(t *testing.T) {
 			t.Errorf("volume %d: %+v, want %v", i, v, want)
 		}
 	}
+	if !g.HasPod("u2") || g.HasPod("nobody") {
+		t.Error("HasPod is wrong about a pod that is told, or about one that is not")
+	}
 	if s, ok := g.Pod("u2"); !ok || len(s.Volumes) != 1 || s.Volumes[0].Name != "x" {
 		t.Errorf("other pod: %+v", s)
 	}

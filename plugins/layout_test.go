@@ -53,7 +53,8 @@ func TestLayoutIsTheKubelets(t *testing.T) {
 	v := PodVolume{Pod: "uid", Plugin: "kubernetes.io/empty-dir", Name: "data"}
 	for want, got := range map[string]string{
 		"pods": l.PodsDir(), "pods/uid": l.PodDir("uid"),
-		"pods/uid/volumes": l.PodVolumesDir("uid"),
+		"pods/uid/volumes":                                    l.PodVolumesDir("uid"),
+		"pods/uid/volumes/example.com~x":                      l.PodVolumesOf("uid", "example.com/x"),
 		"pods/uid/volumes/kubernetes.io~empty-dir/data":       l.PodVolume(v),
 		"pods/uid/volumeDevices":                              l.PodDevicesDir("uid"),
 		"pods/uid/volumeDevices/kubernetes.io~empty-dir/data": l.PodDevice(v),

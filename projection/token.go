@@ -142,22 +142,33 @@ func (c *TokenCache) claim(volume plugins.PodVolume, use tokenUse) (tokenEntry, 
 	return *entry, nil
 }
 
-// fetch renews the token of an entry that claim has made busy.
+// fetch renews the token of an entry that claim has made busy. It frees the
+// entry in every case, also where the source panics or ends the goroutine.
 func (c *TokenCache) fetch(ctx context.Context, key TokenKey, old tokenEntry, req plugins.TokenRequest) (plugins.Token, time.Time, error) {
+	next := old // what stays if the source never answers
+	defer func() { c.free(key, old, req, next) }()
 	token, err := c.host.Token(ctx, req)
-	next := tokenEntry{token: token, got: c.host.Time().Now()}
+	fresh := tokenEntry{token: token, got: c.host.Time().Now()}
 	if err == nil {
-		err = next.schedule(req.Lifetime)
+		err = fresh.schedule(req.Lifetime)
 	}
-	if err != nil {
-		left := old.token.Expires.Sub(next.got)
-		if old.got.IsZero() || left <= 0 {
-			next, err = tokenEntry{}, failing(fmt.Errorf("token of serviceAccount %s/%s: %w", req.Namespace, req.ServiceAccount, err))
-		} else {
-			c.host.Log.Error(err, "token renewal", "pod", req.Pod.String(), "volume", key.Volume.Name)
-			next.token, next.due, err = old.token, next.got.Add(min(tokenRetry, left)), nil
-		}
+	if err == nil {
+		next = fresh
+		return next.token, next.due, nil
 	}
+	left := old.token.Expires.Sub(fresh.got)
+	if old.got.IsZero() || left <= 0 {
+		next = tokenEntry{}
+		return plugins.Token{}, time.Time{}, failing(fmt.Errorf("token of serviceAccount %s/%s: %w", req.Namespace, req.ServiceAccount, err))
+	}
+	next = tokenEntry{token: old.token, got: fresh.got, due: fresh.got.Add(min(tokenRetry, left))}
+	c.host.Log.Error(err, "token renewal", "pod", req.Pod.String(), "volume", key.Volume.Name)
+	return next.token, next.due, nil
+}
+
+// free stores how a call ended and lets the next one ask.
+func (c *TokenCache) free(key TokenKey, old tokenEntry, req plugins.TokenRequest, next tokenEntry) {
+	next.busy = nil
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	use := useOf(key, req)
@@ -167,7 +178,6 @@ func (c *TokenCache) fetch(ctx context.Context, key TokenKey, old tokenEntry, re
 		}
 	}
 	close(old.busy)
-	return next.token, next.due, err
 }
 
 // schedule sets when a new token is due.

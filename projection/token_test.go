@@ -11,6 +11,7 @@ import (
 	"errors"
 	"fmt"
 	"math/big"
+	"runtime"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -246,6 +247,48 @@ type blockingTokens func(context.Context) (plugins.Token, error)
 
 func (f blockingTokens) Token(ctx context.Context, _ plugins.TokenRequest) (plugins.Token, error) {
 	return f(ctx)
+}
+
+// TestTokenSourceGone lets the source panic, or end the goroutine, and asks
+// again: whoever comes next must not wait for the call that never ended.
+func TestTokenSourceGone(t *testing.T) {
+	for name, end := range map[string]func(){"panic": func() { panic("boom") }, "goexit": runtime.Goexit} {
+		for _, renewal := range []bool{false, true} {
+			t.Run(fmt.Sprintf("%s, renewal %t", name, renewal), func(t *testing.T) {
+				clk := clocktesting.NewFakeClock(time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC))
+				source, host := issuer(clk)
+				good := source.issue
+				cache := NewTokenCache(host)
+				ask := func() (string, error) {
+					ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+					defer cancel()
+					token, _, err := cache.Token(ctx, TokenKey{Volume: plugins.PodVolume{Pod: "p"}}, plugins.TokenRequest{Lifetime: time.Hour})
+					return token.Value, err
+				}
+				want := "token1"
+				if renewal {
+					if _, err := ask(); err != nil {
+						t.Fatal(err)
+					}
+					clk.Step(50 * time.Minute)
+					want = "token2"
+				}
+				source.issue = func(plugins.TokenRequest) (plugins.Token, error) { end(); return plugins.Token{}, nil }
+				ended := make(chan struct{})
+				go func() {
+					defer close(ended)
+					defer func() { _ = recover() }()
+					_, _ = ask()
+					t.Error("the source's end was swallowed")
+				}()
+				<-ended
+				source.issue = good
+				if got, err := ask(); err != nil || got != want {
+					t.Errorf("then: %q, %v; want %q", got, err, want)
+				}
+			})
+		}
+	}
 }
 
 func certificate(t *testing.T, name string) string {
