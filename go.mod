@@ -3,6 +3,7 @@ module github.com/volumekit/volumekit
 go 1.26.0
 
 require (
+	github.com/fsnotify/fsnotify v1.10.1
 	github.com/go-logr/logr v1.4.4
 	go.uber.org/goleak v1.3.0
 	golang.org/x/sys v0.50.0
@@ -16,7 +17,6 @@ require (
 )
 
 require (
-	github.com/fsnotify/fsnotify v1.10.1 // indirect
 	github.com/fxamacker/cbor/v2 v2.9.1 // indirect
 	github.com/json-iterator/go v1.1.12 // indirect
 	github.com/moby/sys/mountinfo v0.7.3 // indirect
