@@ -70,7 +70,10 @@ type Mounter interface {
 	// symbolic link and crossing no mount. If path is a mount point or one
 	// lies below it, RemoveAll removes nothing that lies behind a mount and
 	// returns an error that wraps [ErrCrossesMount] and names the mount. A
-	// path that does not exist is no error.
+	// path that does not exist is no error. If a folder on the way to path is a
+	// symbolic link, RemoveAll removes nothing and returns an error that wraps
+	// [ErrNotConfined] and names the link; path itself may be one, which is
+	// removed.
 	RemoveAll(ctx context.Context, path string) error
 }
 
@@ -127,6 +130,16 @@ type Watcher interface {
 	// It blocks until ctx ends and returns ctx.Err, or the fault that keeps it
 	// from watching. changed must not block.
 	Watch(ctx context.Context, changed func()) error
+}
+
+// Resizer is implemented by mounters that can change how much a mounted file
+// system holds.
+type Resizer interface {
+	// Resize sets the limit of the tmpfs that is mounted on target to bytes;
+	// its other options stay. One that is in use below keeps its limit, with
+	// an error. A target that is no mount point gives [ErrNotMounted], another
+	// file system [ErrUnsupported].
+	Resize(ctx context.Context, target string, bytes int64) error
 }
 
 // Propagator is implemented by mounters that can read and set the propagation

@@ -204,8 +204,8 @@ func pullPolicy(reference string) v1.PullPolicy {
 
 // ValidatePod refuses what an API server would not have let through and what
 // would be hostile here: a pod without UID or name, names that cannot become
-// folders, a volume name given twice, a volume with more than one source. All
-// faults are reported together, in one error of class ClassPermanent. A pod
+// folders, a volume name given twice, a volume with more than one source, the
+// number of a user or group that is none. All faults are reported together, in one error of class ClassPermanent. A pod
 // that it refuses is one of which nothing is known, not one that is gone.
 func ValidatePod(pod *v1.Pod) error {
 	if pod == nil {
@@ -222,6 +222,7 @@ func ValidatePod(pod *v1.Pod) error {
 	if pod.Namespace != "" {
 		check("metadata.namespace", pod.Namespace)
 	}
+	faults = append(faults, podIDs(pod)...)
 	first := make(map[string]int, len(pod.Spec.Volumes))
 	for i := range pod.Spec.Volumes {
 		v := &pod.Spec.Volumes[i]
@@ -235,6 +236,7 @@ func ValidatePod(pod *v1.Pod) error {
 		if kinds := sources(v.VolumeSource); len(kinds) > 1 {
 			faults = append(faults, fmt.Errorf("%s: more than one source: %s", at, strings.Join(kinds, ", ")))
 		}
+		faults = append(faults, volumeIDs(at, &v.VolumeSource)...)
 	}
 	return Permanent(errors.Join(faults...))
 }

@@ -27,11 +27,15 @@ func (j *job) adopt(key TokenKey, path string, req plugins.TokenRequest) {
 		return
 	}
 	// Whatever this leads to, only a token of this very pod is taken.
-	file, err := os.Open(filepath.Join(j.req.Path, "..data", filepath.FromSlash(path)))
+	name := filepath.Join(j.req.Path, "..data", filepath.FromSlash(path))
+	file, err := os.OpenFile(name, os.O_RDONLY|openFlags, 0)
 	if err != nil {
 		return
 	}
 	defer file.Close()
+	if info, err := file.Stat(); err != nil || !info.Mode().IsRegular() {
+		return // a pipe, say, which would be read for ever
+	}
 	text, err := io.ReadAll(io.LimitReader(file, maxTokenSize))
 	if err != nil {
 		return

@@ -9,13 +9,32 @@ import (
 	"syscall"
 
 	"github.com/volumekit/volumekit/mount"
+	"github.com/volumekit/volumekit/plugins"
 )
 
 // tmpfsSize bounds a volume's tmpfs. Only what is written takes memory, and
 // only this package writes; the bound is there so that a mistake cannot use up
 // the node. Two versions have to fit, and content may grow while the volume
 // lives, so there is a floor well above what an API object can hold (1 MiB).
-func tmpfsSize(tree *Tree) int64 { return max(64<<20, 4*tree.Size()) }
+// What the content takes has been in this process's memory once already, so a
+// multiple of it is in proportion to the node. Growth beyond that moves the
+// bound, see makeRoom.
+func tmpfsSize(tree *Tree) int64 { return max(256<<20, 8*tree.Size()) }
+
+// makeRoom moves the bound of a volume's tmpfs that is full, so that tree fits
+// beside what is there. cause is the error that said so.
+func (v *Volume) makeRoom(ctx context.Context, target string, tree *Tree, cause error) error {
+	resizer, ok := v.host.Mounter.(mount.Resizer)
+	err := mount.ErrUnsupported
+	if ok {
+		err = resizer.Resize(ctx, target, tmpfsSize(tree))
+	}
+	if err == nil {
+		return nil
+	}
+	return plugins.Transient(fmt.Errorf("%w: the tmpfs at %s has to grow for %d bytes of content, which the mounter could not do (%w); "+
+		"a new mount, after the volume is torn down, would be large enough", cause, target, tree.Size(), err))
+}
 
 func (v *Volume) tmpfs(target string, tree *Tree) mount.Mount {
 	return mount.Mount{

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"math"
 	"os"
 	"syscall"
 
@@ -41,6 +42,12 @@ func (o owner) with(f File) owner {
 // namespace gives EINVAL, a process without the right EPERM; neither will pass
 // when tried again.
 func chown(file *os.File, to owner, source string) error {
+	for _, id := range []int64{to.uid, to.gid} {
+		// -1 keeps what is there, in 32 bits too, and no file has it.
+		if id < -1 || id >= math.MaxUint32 {
+			return plugins.Permanent(fmt.Errorf("give file of %s away: %w: %d", source, plugins.ErrBadID, id))
+		}
+	}
 	err := file.Chown(int(to.uid), int(to.gid))
 	switch {
 	case errors.Is(err, syscall.EINVAL):

@@ -75,7 +75,7 @@ func (r *Renderer) Render(ctx context.Context, req plugins.SetUpRequest) (Render
 		err = plugins.Permanentf("%s has no content that can be rendered", req.Spec.Kind())
 	}
 	if err == nil && req.Params.FSGroup != nil {
-		j.tree.setGroup(*req.Params.FSGroup)
+		err = j.tree.setGroup(*req.Params.FSGroup)
 	}
 	if err == nil {
 		err = addMountPoints(j.tree, req.Spec.Volume.Name, req.Object)

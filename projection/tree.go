@@ -71,6 +71,13 @@ func (t *Tree) Add(name string, f File) error {
 	if f.Mode&^0o777 != 0 {
 		return plugins.Permanentf("%s: mode %#o of %s is not within 0 and 0777", f.Source, f.Mode, quote(clean))
 	}
+	for _, id := range []*int64{f.UID, f.GID} {
+		if id != nil {
+			if err := plugins.CheckID(*id); err != nil {
+				return plugins.Permanent(fmt.Errorf("%s: owner of %s: %w", f.Source, quote(clean), err))
+			}
+		}
+	}
 	if other, taken := t.files[clean]; taken {
 		return conflict(clean, f.Source, "file", other.Source)
 	}
@@ -149,11 +156,15 @@ func (t *Tree) Size() int64 {
 
 // setGroup gives every file to a group that may read it, which is what fsGroup
 // means for a volume that is read-only.
-func (t *Tree) setGroup(gid int64) {
+func (t *Tree) setGroup(gid int64) error {
+	if err := plugins.CheckID(gid); err != nil {
+		return plugins.Permanent(fmt.Errorf("the pod's fsGroup: %w", err))
+	}
 	for name, f := range t.files {
 		f.GID, f.Mode = &gid, f.Mode|0o440
 		t.files[name] = f
 	}
+	return nil
 }
 
 // String counts, and shows nothing of the content.

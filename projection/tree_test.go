@@ -104,6 +104,16 @@ func TestTreeConflicts(t *testing.T) {
 	if err := tree.Add("x", File{Mode: 0o1644, Source: "z"}); plugins.ClassOf(err) != plugins.ClassPermanent {
 		t.Errorf("sticky bit: %v", err)
 	}
+	for _, id := range []int64{-1, 1 << 31, 1 << 32, 1<<32 + 5} {
+		for _, f := range []File{{UID: &id, Source: "z"}, {GID: &id, Source: "z"}} {
+			if err := tree.Add("x", f); plugins.ClassOf(err) != plugins.ClassPermanent || !errors.Is(err, plugins.ErrBadID) {
+				t.Errorf("owner %d: %v", id, err)
+			}
+		}
+		if err := tree.setGroup(id); plugins.ClassOf(err) != plugins.ClassPermanent || !errors.Is(err, plugins.ErrBadID) {
+			t.Errorf("group %d: %v", id, err)
+		}
+	}
 	if got := tree.Paths(); !slices.Equal(got, []string{"a/b"}) || tree.Len() != 1 {
 		t.Errorf("refused files got in: %q", got)
 	}

@@ -3,11 +3,16 @@
 package projection
 
 import (
+	"context"
+	"errors"
 	"maps"
 	"os"
 	"path/filepath"
 	"syscall"
 	"testing"
+	"time"
+
+	v1 "k8s.io/api/core/v1"
 )
 
 // Modes are exact under every umask, and in a folder that hands its group on.
@@ -35,5 +40,34 @@ func TestWriterUmask(t *testing.T) {
 				t.Errorf("umask %03o: %s: %v, %v", mask, folder, info, err)
 			}
 		}
+	}
+}
+
+// TestTokenFileIsAPipe: what an earlier process wrote may be anything by now.
+func TestTokenFileIsAPipe(t *testing.T) {
+	api := newAPI()
+	req := request(projected(v1.VolumeProjection{ServiceAccountToken: &v1.ServiceAccountTokenProjection{Path: "token"}}))
+	req.Path, req.Again = t.TempDir(), true
+	if err := os.Mkdir(filepath.Join(req.Path, "..data"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := syscall.Mkfifo(filepath.Join(req.Path, "..data", "token"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	ended := make(chan error, 1)
+	go func() {
+		got, err := NewRenderer(api.host()).Render(context.Background(), req)
+		if err == nil && content(got.Tree)["token"] == "" {
+			err = errors.New("no token")
+		}
+		ended <- err
+	}()
+	select {
+	case err := <-ended:
+		if err != nil {
+			t.Error(err)
+		}
+	case <-time.After(10 * time.Second):
+		t.Fatal("it waits for the pipe")
 	}
 }

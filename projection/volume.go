@@ -7,6 +7,7 @@ import (
 	"io/fs"
 	"os"
 	"sync/atomic"
+	"syscall"
 	"time"
 
 	v1 "k8s.io/api/core/v1"
@@ -205,7 +206,14 @@ func (v *Volume) write(ctx context.Context, target string, tree *Tree) (WriteRes
 		return WriteResult{}, plugins.Transient(err)
 	}
 	defer root.Close()
-	return v.writer(root, false).Write(ctx, tree)
+	wrote, err := v.writer(root, false).Write(ctx, tree)
+	if v.cfg.Memory && errors.Is(err, syscall.ENOSPC) {
+		if err := v.makeRoom(ctx, target, tree, err); err != nil {
+			return WriteResult{}, err
+		}
+		wrote, err = v.writer(root, false).Write(ctx, tree)
+	}
+	return wrote, err
 }
 
 func (v *Volume) writer(root *os.Root, empty bool) *Writer {

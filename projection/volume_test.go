@@ -447,7 +447,7 @@ func TestVolumeNoSwap(t *testing.T) {
 		var seen []bool
 		for _, call := range m.Calls(op) {
 			seen = append(seen, slices.Contains(call.Mount.Options.Data, "noswap"))
-			if o := call.Mount.Options; !o.NoSuid || !o.NoDev || !slices.Contains(o.Data, "mode=0755") || !slices.Contains(o.Data, "size=67108864") {
+			if o := call.Mount.Options; !o.NoSuid || !o.NoDev || !slices.Contains(o.Data, "mode=0755") || !slices.Contains(o.Data, "size=268435456") {
 				t.Errorf("options %s", o)
 			}
 		}
@@ -457,11 +457,15 @@ func TestVolumeNoSwap(t *testing.T) {
 	}
 }
 
-// A tmpfs that is full takes no new version and keeps the old one.
-func TestVolumeFull(t *testing.T) {
+// fixed is a mounter that cannot resize.
+type fixed struct{ mount.Mounter }
+
+// smallVolume shows the first content on a tmpfs of 32 KiB.
+func smallVolume(t *testing.T, mounter func(*hostmount.Mounter) mount.Mounter) *world {
+	t.Helper()
 	root := nstest.Dir(t)
 	m := hostmount.New(hostmount.Options{})
-	w := newWorld(t, secret.Name, m, root)
+	w := newWorld(t, secret.Name, mounter(m), root)
 	if err := os.Mkdir(w.req.Path, 0o755); err != nil {
 		t.Fatal(err)
 	}
@@ -470,10 +474,38 @@ func TestVolumeFull(t *testing.T) {
 		t.Fatal(err)
 	}
 	w.mustSetUp()
+	return w
+}
+
+// TestVolumeGrows: content that outgrows its tmpfs makes it larger.
+func TestVolumeGrows(t *testing.T) {
+	for _, again := range []bool{false, true} {
+		w := smallVolume(t, func(m *hostmount.Mounter) mount.Mounter { return m })
+		w.store.set(map[string]string{"a": strings.Repeat("x", 100<<10)}, nil)
+		var err error
+		if again {
+			w.req.Again = true
+			_, err = w.setUp()
+		} else {
+			_, err = w.plugin.Refresh(context.Background(), w.req)
+		}
+		if err != nil {
+			t.Errorf("set-up %t: %v", again, err)
+		}
+		w.shows(map[string]string{"a": strings.Repeat("x", 100<<10)})
+		w.mustTearDown()
+	}
+}
+
+// A tmpfs that is full, and cannot grow, takes no new version, keeps the old
+// one, and says what would help.
+func TestVolumeFull(t *testing.T) {
+	w := smallVolume(t, func(m *hostmount.Mounter) mount.Mounter { return fixed{m} })
 	old := map[string]string{"a": "1", "b": hidden}
 	for range 3 {
 		w.store.set(map[string]string{"a": strings.Repeat("x", 100<<10)}, nil)
-		if _, err := w.plugin.Refresh(context.Background(), w.req); plugins.ClassOf(err) != plugins.ClassTransient || !strings.Contains(err.Error(), "no space") {
+		if _, err := w.plugin.Refresh(context.Background(), w.req); plugins.ClassOf(err) != plugins.ClassTransient || !strings.Contains(err.Error(), "no space") ||
+			!strings.Contains(err.Error(), "after the volume is torn down") {
 			t.Errorf("%v of class %s", err, plugins.ClassOf(err))
 		}
 		w.shows(old)

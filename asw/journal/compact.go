@@ -120,7 +120,10 @@ func (j *Journal) adopt(a *aside) error {
 		return fmt.Errorf("replace journal: %w", err)
 	}
 	// From here on the new file is the journal, whatever happens.
-	err := j.options.Faults.At("journal.renamed")
+	id, err := identify(a.file)
+	if err == nil {
+		err = j.options.Faults.At("journal.renamed")
+	}
 	if err == nil {
 		err = syncDir(j.dir)
 	}
@@ -128,7 +131,7 @@ func (j *Journal) adopt(a *aside) error {
 	j.compactAt = int64(j.options.CompactAt)
 	j.mu.Lock()
 	old := j.file
-	j.file, j.size = a.file, a.size
+	j.file, j.fileID, j.size = a.file, id, a.size
 	j.suspect = err != nil // a power cut could bring the old file back
 	if err == nil {
 		j.synced = j.table.lines
@@ -159,8 +162,14 @@ func (j *Journal) replace(a *aside) error {
 	if err := j.options.Faults.At("journal.compact"); err != nil {
 		return err
 	}
+	if !j.holdsLock() {
+		return fmt.Errorf("%s: %w", j.dir, errNotOurs) // it may be another agent's by now
+	}
 	return os.Rename(a.file.Name(), j.path())
 }
+
+// errNotOurs says that the folder at the journal's name is not the locked one.
+var errNotOurs = errors.New("the folder is not the one that is locked")
 
 // escapeGlob takes the meaning from the characters of a path that
 // [path/filepath.Glob] knows.

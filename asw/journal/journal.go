@@ -58,8 +58,9 @@ type Options struct {
 type Journal struct {
 	dir     string
 	options Options
-	lock    *os.File
-	found   Contents
+	// filePath and lockPath are the files' names in dir.
+	filePath, lockPath string
+	found              Contents
 
 	// turn is held, by putting a value in, by whoever writes to the file: a
 	// lock which can be waited for with a context. It comes before mu.
@@ -72,8 +73,11 @@ type Journal struct {
 	compactAt  int64 // the garbage at which to compact next
 
 	// mu guards what follows. It is never held across I/O. Only the holder of
-	// turn changes table, file and size.
+	// turn changes lock, table, file and size.
 	mu      sync.Mutex
+	lock    *os.File
+	lockID  identity
+	fileID  identity
 	table   table
 	file    *os.File
 	size    int64
@@ -100,7 +104,11 @@ func Open(ctx context.Context, dir string, options Options) (*Journal, error) {
 		return nil, fmt.Errorf("lock %s: %w", dir, err)
 	}
 	j := &Journal{dir: dir, options: options, lock: lock, turn: make(chan struct{}, 1)}
-	if err := j.load(ctx); err != nil {
+	j.filePath, j.lockPath = filepath.Join(dir, fileName), filepath.Join(dir, lockName)
+	if j.lockID, err = identify(lock); err == nil {
+		err = j.load(ctx)
+	}
+	if err != nil {
 		if j.file != nil {
 			_ = j.file.Close()
 		}
@@ -111,14 +119,17 @@ func Open(ctx context.Context, dir string, options Options) (*Journal, error) {
 }
 
 // path is where the journal is.
-func (j *Journal) path() string { return filepath.Join(j.dir, fileName) }
+func (j *Journal) path() string { return j.filePath }
 
 // load reads the file and puts it in order.
 func (j *Journal) load(ctx context.Context) error {
 	j.clean()
 	var err error
-	j.file, err = os.OpenFile(j.path(), os.O_RDWR|os.O_CREATE|noFollow, 0o600)
+	j.file, err = openPlain(j.path(), os.O_RDWR|os.O_CREATE)
 	if err != nil {
+		return fmt.Errorf("open journal: %w", err)
+	}
+	if j.fileID, err = identify(j.file); err != nil {
 		return fmt.Errorf("open journal: %w", err)
 	}
 	p := replay{file: j.path()}
@@ -215,14 +226,17 @@ func (j *Journal) Get(key Key) (Record, bool) {
 
 // Put records rec, in place of what its key held. When it returns nil the
 // record survives the death of this process, and if rec.Durable is set also a
-// power cut. A record that is there already costs nothing. With an error it
+// power cut. A record that is there already costs next to nothing. Where
+// somebody has removed the journal, or its folder, it is first written anew as
+// a whole; if that cannot be, or another agent has taken the folder meanwhile
+// ([ErrLocked]), that is an error. With an error it
 // may be there or not: nobody may rely on it, and it may be put or deleted
 // again.
 func (j *Journal) Put(ctx context.Context, rec Record) error {
 	j.mu.Lock()
 	old := j.table.entries[rec.Key]
 	j.mu.Unlock()
-	if old != nil && same(&old.Record, &rec) {
+	if old != nil && same(&old.Record, &rec) && j.inPlace() {
 		return j.durable(ctx, rec.Durable, old.seq)
 	}
 	if err := rec.check(); err != nil {
@@ -257,16 +271,7 @@ func (j *Journal) change(ctx context.Context, line []byte, durable bool, enter f
 	if err := j.take(ctx); err != nil {
 		return plugins.Transient(err)
 	}
-	err := j.append(line)
-	var seq uint64
-	if err == nil {
-		j.mu.Lock()
-		enter(&j.table)
-		seq = j.table.lines
-		j.mu.Unlock()
-	}
-	due := j.wasteful() && !j.compacting && !j.closed && canReplace
-	j.give()
+	seq, due, err := j.enter(line, enter)
 	if err != nil {
 		return plugins.Transient(fmt.Errorf("append to journal: %w", err))
 	}
@@ -274,6 +279,20 @@ func (j *Journal) change(ctx context.Context, line []byte, durable bool, enter f
 		j.compact()
 	}
 	return j.durable(ctx, durable, seq)
+}
+
+// enter appends a line and has its meaning entered. The caller has the turn,
+// which this gives away. due says that it is worth while to compact.
+func (j *Journal) enter(line []byte, enter func(*table)) (seq uint64, due bool, err error) {
+	defer j.give() // also where a hook or a log panics
+	if err := j.append(line); err != nil {
+		return 0, false, err
+	}
+	j.mu.Lock()
+	enter(&j.table)
+	seq = j.table.lines
+	j.mu.Unlock()
+	return seq, j.wasteful() && !j.compacting && !j.closed && canReplace, nil
 }
 
 // take waits for the turn to write.
@@ -289,8 +308,10 @@ func (j *Journal) take(ctx context.Context) error {
 // give lets the next one write.
 func (j *Journal) give() { <-j.turn }
 
-// append writes a line, and the header before it if that is due. The caller
-// has the turn. With an error the file is as before.
+// append writes a line, and the header before it if that is due. It looks
+// afterwards whether the file that has the line is still the journal: what was
+// written to a file that has no name any more is not recorded. The caller has
+// the turn. With an error the file is as before.
 func (j *Journal) append(line []byte) error {
 	if j.closed {
 		return ErrClosed
@@ -303,6 +324,33 @@ func (j *Journal) append(line []byte) error {
 			return err
 		}
 	}
+	for tries := 0; ; tries++ {
+		before, headDue := j.size, j.headDue
+		if err := j.write(line); err != nil {
+			return err
+		}
+		if j.inPlace() {
+			return nil
+		}
+		// As before, so that the file may serve if it comes back.
+		j.mu.Lock()
+		j.size = before
+		j.mu.Unlock()
+		j.torn, j.headDue = true, headDue
+		if tries == maxRestores {
+			return errRemoved
+		}
+		if err := j.restore(); err != nil {
+			return errors.Join(err, j.cut())
+		}
+	}
+}
+
+// maxRestores is how often one line brings a removed journal back.
+const maxRestores = 2
+
+// write writes a line at the end of the file.
+func (j *Journal) write(line []byte) error {
 	if err := j.cut(); err != nil {
 		return err
 	}
@@ -314,15 +362,15 @@ func (j *Journal) append(line []byte) error {
 		}
 		line = append(head, line...)
 	}
+	j.torn = true
 	_, err := j.file.WriteAt(line, j.size)
 	if err == nil {
 		err = j.options.Faults.At("journal.appended")
 	}
 	if err != nil {
-		j.torn = true
 		return errors.Join(err, j.cut())
 	}
-	j.headDue = j.headDue && !headed
+	j.torn, j.headDue = false, j.headDue && !headed
 	j.mu.Lock()
 	j.size += int64(len(line))
 	j.mu.Unlock()
@@ -366,7 +414,7 @@ func (j *Journal) Close() error {
 // the error wraps [fs.ErrNotExist].
 func Read(dir string) (Contents, error) {
 	name := filepath.Join(dir, fileName)
-	f, err := os.OpenFile(name, os.O_RDONLY|noFollow, 0)
+	f, err := openPlain(name, os.O_RDONLY)
 	if err != nil {
 		return Contents{}, fmt.Errorf("open journal: %w", err)
 	}

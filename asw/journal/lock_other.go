@@ -9,7 +9,7 @@ import (
 	"github.com/volumekit/volumekit/plugins"
 )
 
-const noFollow = 0
+const carefully = 0
 
 func takeLock(string) (*os.File, error) {
 	return nil, plugins.Unsupportedf("a journal cannot be locked on %s", runtime.GOOS)

@@ -12,13 +12,14 @@ import (
 	"syscall"
 )
 
-// noFollow keeps a symbolic link from being opened in place of a file.
-const noFollow = syscall.O_NOFOLLOW
+// carefully keeps a symbolic link from being opened in place of a file, and
+// from waiting for the other end of a pipe.
+const carefully = syscall.O_NOFOLLOW | syscall.O_NONBLOCK
 
 // takeLock takes an exclusive flock(2), which ends with the process whatever
 // happens, and leaves the holder's process id in the file.
 func takeLock(path string) (*os.File, error) {
-	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE|noFollow, 0o600)
+	f, err := openPlain(path, os.O_RDWR|os.O_CREATE)
 	if err != nil {
 		return nil, err
 	}

@@ -12,12 +12,12 @@ import (
 	"golang.org/x/sys/windows"
 )
 
-const noFollow = 0
+const carefully = 0
 
 // takeLock locks a byte far behind the text, which others can read therefore,
 // and leaves the holder's process id in the file.
 func takeLock(path string) (*os.File, error) {
-	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o600)
+	f, err := openPlain(path, os.O_RDWR|os.O_CREATE)
 	if err != nil {
 		return nil, err
 	}

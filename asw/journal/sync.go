@@ -48,22 +48,30 @@ func (j *Journal) durable(ctx context.Context, asked bool, seq uint64) error {
 	return nil
 }
 
-// lead brings the lines of a round to the disk.
+// lead brings the lines of a round to the disk. The round ends in every case,
+// also where a hook or a log panics.
 func (j *Journal) lead(r *round) {
-	err := j.syncFile()
-	if err != nil {
-		err = j.rescue(r.upTo, err)
+	err := errUnfinished
+	defer func() {
+		j.mu.Lock()
+		if err == nil {
+			j.synced = max(j.synced, r.upTo)
+		} else {
+			r.err = plugins.Transient(fmt.Errorf("sync journal: %w", err))
+		}
+		j.round = nil
+		j.mu.Unlock()
+		close(r.done)
+	}()
+	failed := j.syncFile()
+	if failed != nil {
+		failed = j.rescue(r.upTo, failed)
 	}
-	j.mu.Lock()
-	if err == nil {
-		j.synced = max(j.synced, r.upTo)
-	} else {
-		r.err = plugins.Transient(fmt.Errorf("sync journal: %w", err))
-	}
-	j.round = nil
-	j.mu.Unlock()
-	close(r.done)
+	err = failed
 }
+
+// errUnfinished is what others are told of a sync that never came to an end.
+var errUnfinished = errors.New("it was not finished")
 
 // syncFile syncs the present file. Once that has failed it is never tried
 // again on the same one.

@@ -16,6 +16,7 @@ var (
 	_ mount.Watcher    = (*Mounter)(nil)
 	_ mount.Propagator = (*Mounter)(nil)
 	_ mount.Identifier = (*Mounter)(nil)
+	_ mount.Resizer    = (*Mounter)(nil)
 )
 
 // host is empty: there is no mounter for this platform.
@@ -49,6 +50,9 @@ func (m *Mounter) RemoveAll(context.Context, string) error { return unsupported(
 func (m *Mounter) Build(context.Context, mount.Mount) (mount.Detached, error) {
 	return nil, unsupported("build")
 }
+
+// Resize returns an error that wraps [mount.ErrUnsupported].
+func (m *Mounter) Resize(context.Context, string, int64) error { return unsupported("resize") }
 
 // Watch returns an error that wraps [mount.ErrUnsupported].
 func (m *Mounter) Watch(context.Context, func()) error { return unsupported("watch mounts") }

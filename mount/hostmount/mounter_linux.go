@@ -20,6 +20,7 @@ var (
 	_ mount.Watcher    = (*Mounter)(nil)
 	_ mount.Propagator = (*Mounter)(nil)
 	_ mount.Identifier = (*Mounter)(nil)
+	_ mount.Resizer    = (*Mounter)(nil)
 )
 
 // host is the Linux part of a Mounter.

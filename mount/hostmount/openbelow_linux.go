@@ -9,6 +9,8 @@ import (
 	"strings"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/volumekit/volumekit/mount"
 )
 
 // openBelow opens a folder by its name in another one. It follows no symbolic
@@ -152,3 +154,61 @@ func (h *host) buffer() []byte {
 }
 
 func (h *host) release(b []byte) { h.buffers.Put(&b) }
+
+// openPlainly opens the folder at an absolute path, following no symbolic link
+// on the way. A link gives an error that wraps mount.ErrNotConfined and names
+// it, what is missing or no folder gives ENOENT.
+func (m *Mounter) openPlainly(path string) (fd int, err error) {
+	const flags = unix.O_PATH | unix.O_DIRECTORY | unix.O_CLOEXEC
+	if !m.options.Classic && !m.host.noOpenat2.Load() {
+		how := unix.OpenHow{Flags: flags, Resolve: unix.RESOLVE_NO_SYMLINKS}
+		err = retry(func() (err error) { fd, err = unix.Openat2(unix.AT_FDCWD, path, &how); return err })
+		switch {
+		default:
+			return fd, err
+		case errors.Is(err, unix.ENOTDIR):
+			return -1, unix.ENOENT
+		case errors.Is(err, unix.ELOOP): // slower, to name it
+		case errors.Is(err, unix.ENOSYS):
+			m.host.noOpenat2.Store(true)
+		case errors.Is(err, unix.EPERM): // a system call filter may say so too
+		}
+	}
+	return openPlainlyClassic(path)
+}
+
+// openPlainlyClassic goes component by component.
+func openPlainlyClassic(path string) (int, error) {
+	const flags = unix.O_PATH | unix.O_DIRECTORY | unix.O_NOFOLLOW | unix.O_CLOEXEC
+	dir, err := unix.Open("/", flags, 0)
+	if err != nil {
+		return -1, err
+	}
+	at := ""
+	for name := range strings.SplitSeq(strings.Trim(path, "/"), "/") {
+		if name == "" { // the path is that of the root
+			break
+		}
+		at += "/" + name
+		var next int
+		err := retry(func() (err error) { next, err = unix.Openat(dir, name, flags, 0); return err })
+		if errors.Is(err, unix.ENOTDIR) || errors.Is(err, unix.ELOOP) {
+			err = notFolder(dir, name, at)
+		}
+		_ = unix.Close(dir)
+		if err != nil {
+			return -1, err
+		}
+		dir = next
+	}
+	return dir, nil
+}
+
+// notFolder tells a link from other things that are no folder.
+func notFolder(dir int, name, path string) error {
+	st, err := statx(dir, name, unix.STATX_TYPE)
+	if err == nil && st.Mode&unix.S_IFMT == unix.S_IFLNK {
+		return fmt.Errorf("%w: %s is a symbolic link", mount.ErrNotConfined, path)
+	}
+	return unix.ENOENT
+}

@@ -29,7 +29,8 @@ const (
 //
 // It never enters what somebody puts in the place of a folder meanwhile: each
 // folder is opened by name below the one before it, without following a
-// symbolic link, and only if it lies on the same mount.
+// symbolic link, and only if it lies on the same mount. The first one is found
+// by a path on which no symbolic link is followed either.
 func (m *Mounter) RemoveAll(ctx context.Context, path string) error {
 	if err := m.removeAll(ctx, path); err != nil {
 		return fmt.Errorf("remove %s: %w", path, err)
@@ -48,20 +49,33 @@ func (m *Mounter) removeAll(ctx context.Context, path string) error {
 	if err := m.fault("remove.entry"); err != nil {
 		return err
 	}
-	err := retry(func() error { return unix.Rmdir(path) })
+	r := remover{m: m, ctx: ctx, dir: filepath.Dir(path)}
+	name := filepath.Base(path)
+	var err error
+	if r.parent, err = m.openPlainly(r.dir); err != nil {
+		if errors.Is(err, unix.ENOENT) {
+			return nil
+		}
+		return err
+	}
+	defer func() { _ = unix.Close(r.parent) }()
+	err = unlinkat(r.parent, name, unix.AT_REMOVEDIR)
 	if errors.Is(err, unix.ENOTDIR) {
-		err = retry(func() error { return unix.Unlink(path) })
+		err = unlinkat(r.parent, name, 0)
 	}
 	switch {
 	case err == nil, errors.Is(err, unix.ENOENT), errors.Is(err, unix.ENOTDIR):
 		return nil
 	case errors.Is(err, unix.ENOTEMPTY), errors.Is(err, unix.EEXIST), errors.Is(err, unix.EISDIR):
-		r := &remover{m: m, ctx: ctx, dir: filepath.Dir(path)}
-		return r.run(filepath.Base(path))
+		return r.run(name)
 	case errors.Is(err, unix.EBUSY):
-		return busy(unix.AT_FDCWD, path, path)
+		return busy(r.parent, name, path)
 	}
 	return err
+}
+
+func unlinkat(dir int, name string, flags int) error {
+	return retry(func() error { return unix.Unlinkat(dir, name, flags) })
 }
 
 // busy says why something cannot be removed that is in use.
@@ -116,15 +130,10 @@ type fatal struct{ error }
 func (f fatal) Unwrap() error { return f.error }
 
 func (r *remover) run(name string) (err error) {
-	r.parent, err = unix.Open(r.dir, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
-	if err != nil {
-		return err
-	}
 	defer func() {
 		for _, f := range r.frames {
 			r.close(f.fd)
 		}
-		r.close(r.parent)
 	}()
 	r.buf = r.m.host.buffer()
 	defer r.m.host.release(r.buf)

@@ -84,6 +84,7 @@ func (m *Mounter) snapshot(ctx context.Context, again bool) (*snapshot, error) {
 		if err := ctx.Err(); err != nil {
 			return nil, err
 		}
+		now := m.options.Clock.Now()
 		t.mu.Lock()
 		if wait := t.reading; wait != nil {
 			t.mu.Unlock()
@@ -94,7 +95,7 @@ func (m *Mounter) snapshot(ctx context.Context, again bool) (*snapshot, error) {
 				return nil, ctx.Err()
 			}
 		}
-		job, err := m.plan(again)
+		job, err := m.plan(now, again)
 		if err != nil || job == nil {
 			s := t.current
 			t.mu.Unlock()
@@ -133,7 +134,7 @@ type reader struct {
 }
 
 // plan decides what has to be read; nil if nothing. Its caller holds the lock.
-func (m *Mounter) plan(again bool) (*reader, error) {
+func (m *Mounter) plan(now time.Time, again bool) (*reader, error) {
 	t := &m.host.tables
 	if t.file == nil {
 		file, err := os.Open(mountinfoPath)
@@ -147,7 +148,6 @@ func (m *Mounter) plan(again bool) (*reader, error) {
 	if err != nil {
 		return nil, err
 	}
-	now := m.options.Clock.Now()
 	r := &reader{file: t.file, base: t.current, text: t.text, now: now, done: m.host.own.finished.Load()}
 	r.early = now.Sub(t.full) < m.options.TableInterval
 	ours := r.done != t.done

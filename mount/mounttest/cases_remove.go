@@ -100,6 +100,7 @@ func removeCases() []testCase {
 		{"remove above bind of same file system", "RemoveAll knows a bind mount of the same file system too: nothing is deleted through it.", removeAboveBind},
 		{"remove above bind of file", "RemoveAll knows a bind mount of a file, too.", removeAboveFile},
 		{"remove keeps symlink targets", "RemoveAll removes symbolic links and never follows one.", removeSymlinks},
+		{"remove through symlink", "RemoveAll of a path that leads through a symbolic link removes nothing and gives ErrNotConfined and the link's name.", removeThrough},
 		{"remove inside mount", "RemoveAll of a path inside a mount removes it there.", removeInside},
 		{"remove deep", "RemoveAll removes deep trees.", removeDeep},
 	}
@@ -204,6 +205,33 @@ func removeSymlinks(s *site) error {
 		func() error { return s.wantPoint("a", false, false, false) },
 		func() error { return s.wantPoint("link", false, false, false) },
 		func() error { return s.wantContent("outside/keep", "content of outside/keep") },
+	)
+}
+
+func removeThrough(s *site) error {
+	named := func(name string) func() error {
+		return func() error {
+			err := s.RemoveAll(s.ctx, s.path("pods", "link", name))
+			return all(
+				func() error { return wantClass("remove "+name, err, mount.ErrNotConfined) },
+				func() error {
+					return expect(strings.Contains(err.Error(), s.path("pods", "link")), "remove %s: %q does not name the link", name, err.Error())
+				},
+			)
+		}
+	}
+	return all(
+		func() error { return s.folders("outside/full/sub", "outside/empty", "pods") },
+		func() error { return s.write("outside/full/keep") },
+		func() error { return s.write("outside/file") },
+		func() error { return os.Symlink(s.path("outside"), s.path("pods", "link")) },
+		named("full"), named("empty"), named("file"), named("full/keep"), named("full/sub"),
+		func() error { return s.wantContent("outside/full/keep", "content of outside/full/keep") },
+		func() error { return s.wantContent("outside/file", "content of outside/file") },
+		func() error { return s.wantPoint("outside/empty", true, false, true) },
+		func() error { return s.wantPoint("outside/full/sub", true, false, true) },
+		func() error { return s.RemoveAll(s.ctx, s.path("pods", "link")) }, // the link itself
+		func() error { return s.wantPoint("outside/empty", true, false, true) },
 	)
 }
 

@@ -27,6 +27,7 @@ const (
 	OpMakeShared  Op = "makeShared"
 	OpNamespace   Op = "namespace"
 	OpWatch       Op = "watch"
+	OpResize      Op = "resize"
 	// AnyOp stands for all of them in a [Fault].
 	AnyOp Op = ""
 )
@@ -42,6 +43,8 @@ type Call struct {
 	Mount mount.Mount
 	// Unmount is how, for OpUnmount.
 	Unmount mount.UnmountOptions
+	// Bytes is how large, for OpResize.
+	Bytes int64
 	// Err is what the caller got.
 	Err error
 }

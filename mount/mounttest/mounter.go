@@ -40,7 +40,7 @@ type Options struct {
 
 // Mounter imitates a kernel's mounts; see the package comment for how. It
 // implements [mount.Mounter], [mount.Builder], [mount.Watcher],
-// [mount.Propagator] and [mount.Identifier]. Its zero value is not usable;
+// [mount.Resizer], [mount.Propagator] and [mount.Identifier]. Its zero value is not usable;
 // make one with [New]. All methods are safe for concurrent use.
 type Mounter struct {
 	options Options
@@ -60,6 +60,7 @@ var (
 	_ mount.Watcher    = (*Mounter)(nil)
 	_ mount.Propagator = (*Mounter)(nil)
 	_ mount.Identifier = (*Mounter)(nil)
+	_ mount.Resizer    = (*Mounter)(nil)
 )
 
 // errNoDir is what every change gets where Options.Dir is missing.
@@ -220,19 +221,65 @@ func (m *Mounter) RemoveAll(ctx context.Context, path string) error {
 
 func (m *Mounter) removeAll(path string) error {
 	s, _, err := m.tree.lookup(path, false)
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil
-	}
+	missing := errors.Is(err, fs.ErrNotExist)
 	if err == nil {
 		err = m.tree.removable(s)
 	}
-	if err == nil {
+	if err == nil || missing {
+		err = m.linkOnWay(path)
+	}
+	if err == nil && !missing {
 		err = m.tree.removeTree(s)
 	}
 	if err != nil {
 		return fmt.Errorf("remove %s: %w", path, err)
 	}
 	return nil
+}
+
+// linkOnWay refuses a path that leads through a symbolic link below
+// Options.Dir. What is missing is for others to find.
+func (m *Mounter) linkOnWay(path string) error {
+	way, err := filepath.Rel(m.options.Dir, filepath.Dir(path))
+	if err != nil || !filepath.IsLocal(way) {
+		return nil
+	}
+	at := m.options.Dir
+	for name := range strings.SplitSeq(way, string(filepath.Separator)) {
+		at = filepath.Join(at, name)
+		_, info, err := m.tree.lookup(at, false)
+		if err != nil {
+			return nil
+		}
+		if info.Mode()&fs.ModeSymlink != 0 && at != m.options.Dir {
+			return fmt.Errorf("%w: %s is a symbolic link", mount.ErrNotConfined, at)
+		}
+	}
+	return nil
+}
+
+// Resize implements [mount.Resizer]. Nothing here is ever full, so it only
+// checks that a tmpfs is mounted there.
+func (m *Mounter) Resize(ctx context.Context, target string, bytes int64) error {
+	return m.do(ctx, Call{Op: OpResize, Target: target, Bytes: bytes}, func() error {
+		if err := m.resize(target, bytes); err != nil {
+			return fmt.Errorf("resize %s: %w", target, err)
+		}
+		return nil
+	})
+}
+
+func (m *Mounter) resize(target string, bytes int64) error {
+	s, _, err := m.tree.lookup(target, false)
+	switch {
+	case bytes <= 0:
+		return fmt.Errorf("%w: a size of %d bytes", mount.ErrBadOption, bytes)
+	case errors.Is(err, fs.ErrNotExist), err == nil && !s.isRoot():
+		return mount.ErrNotMounted
+	case err == nil && s.mount.fs.typ != "tmpfs":
+		return fmt.Errorf("%w: a file system of type %s", mount.ErrUnsupported, s.mount.fs.typ)
+	}
+	return err
 }
 
 // do is the gate of every call: it logs, sets off faults, and runs f under the

@@ -27,6 +27,11 @@ func (p *Plugin) SetUp(ctx context.Context, req plugins.SetUpRequest) (plugins.S
 	if err != nil {
 		return plugins.SetUpResult{}, plugins.Permanent(err)
 	}
+	if group := req.Params.FSGroup; group != nil {
+		if err := plugins.CheckID(*group); err != nil {
+			return plugins.SetUpResult{}, plugins.Permanent(fmt.Errorf("the pod's fsGroup: %w", err))
+		}
+	}
 	result := plugins.SetUpResult{Attributes: plugins.Attributes{
 		ReadOnly: req.Params.ReadOnly, Managed: true, SELinuxRelabel: true,
 	}}

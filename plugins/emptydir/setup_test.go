@@ -118,6 +118,23 @@ func TestLiveFolderIsNotTouched(t *testing.T) {
 	}
 }
 
+// TestGroupThatIsNone: a number that does not fit must not become another one.
+func TestGroupThatIsNone(t *testing.T) {
+	for _, group := range []int64{-1, 1 << 31, 1 << 32, 1<<32 + 5} {
+		for name, spec := range map[string]*v1.EmptyDirVolumeSource{"disk": nil, "memory": {Medium: v1.StorageMediumMemory}} {
+			n := fakeNode(t)
+			req := n.request(specOf(spec), podWith())
+			req.Params.FSGroup = &group
+			if _, err := n.plugin.SetUp(t.Context(), req); plugins.ClassOf(err) != plugins.ClassPermanent || !errors.Is(err, plugins.ErrBadID) {
+				t.Errorf("%s, group %d: %v", name, group, err)
+			}
+			if _, err := os.Lstat(req.Path); !errors.Is(err, fs.ErrNotExist) {
+				t.Errorf("%s, group %d: something was made (%v)", name, group, err)
+			}
+		}
+	}
+}
+
 // TestUnfinishedFolder: death between making a folder and giving it its mode.
 func TestUnfinishedFolder(t *testing.T) {
 	n := fakeNode(t)
