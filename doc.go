@@ -46,6 +46,7 @@
 //   - [github.com/volumekit/volumekit/mount]: mounts as values, and the seam to
 //     the kernel; mount/hostmount: Linux; mount/mounttest: in memory, with the
 //     suite that both pass.
+//   - examples/quickstart: a whole program, pods from YAML on real mounts.
 //
 // # Rules that hold everywhere
 //

@@ -36,7 +36,7 @@ func podWith(volume v1.Volume) *v1.Pod {
 func Example() {
 	root, err := os.MkdirTemp("", "volumekit-")
 	check(err)
-	defer os.RemoveAll(root)
+	defer remove(root)
 	store := memory.NewStore()
 	host := store.Host(plugins.Layout{Root: root}, mounttest.New(mounttest.Options{Dir: root}))
 	registry, err := builtin.Registry(host, builtin.Options{})
@@ -88,7 +88,7 @@ func (teller) StepFinished(step reconciler.Step, _ time.Duration, err error) {
 func Example_replacingTheReconciler() {
 	root, err := os.MkdirTemp("", "volumekit-")
 	check(err)
-	defer os.RemoveAll(root)
+	defer remove(root)
 	store := memory.NewStore()
 	host := store.Host(plugins.Layout{Root: root}, mounttest.New(mounttest.Options{Dir: root}))
 	registry, err := builtin.Registry(host, builtin.Options{})
@@ -128,10 +128,13 @@ type greeting struct{ host *plugins.VolumeHost }
 func (greeting) Name() string { return "example.com/greeting" }
 
 func (g greeting) Supports(spec *plugins.Spec) bool {
-	return spec.Volume != nil && spec.Volume.FlexVolume != nil && spec.Volume.FlexVolume.Driver == g.Name()
+	return spec != nil && spec.Volume != nil && spec.Volume.FlexVolume != nil && spec.Volume.FlexVolume.Driver == g.Name()
 }
 
-func (greeting) Identify(spec *plugins.Spec) (plugins.Identity, error) {
+func (g greeting) Identify(spec *plugins.Spec) (plugins.Identity, error) {
+	if !g.Supports(spec) {
+		return plugins.Identity{}, plugins.Permanentf("this is no %s", g.Name())
+	}
 	if spec.Volume.FlexVolume.Options["text"] == "" {
 		return plugins.Identity{}, plugins.Permanentf("the option %q is missing", "text")
 	}
@@ -139,7 +142,10 @@ func (greeting) Identify(spec *plugins.Spec) (plugins.Identity, error) {
 }
 
 // SetUp may be repeated at any time: nobody ever sees half a file.
-func (greeting) SetUp(_ context.Context, req plugins.SetUpRequest) (plugins.SetUpResult, error) {
+func (greeting) SetUp(ctx context.Context, req plugins.SetUpRequest) (plugins.SetUpResult, error) {
+	if err := ctx.Err(); err != nil {
+		return plugins.SetUpResult{}, plugins.Transient(err) // nothing was done
+	}
 	text := req.Spec.Volume.FlexVolume.Options["text"] + ", " + req.Pod.Name
 	next := filepath.Join(req.Path, ".next")
 	for _, do := range []func() error{
@@ -164,7 +170,7 @@ func (g greeting) TearDown(ctx context.Context, req plugins.TearDownRequest) err
 func Example_volumeKindOfOnesOwn() {
 	root, err := os.MkdirTemp("", "volumekit-")
 	check(err)
-	defer os.RemoveAll(root)
+	defer remove(root)
 	store := memory.NewStore()
 	host := store.Host(plugins.Layout{Root: root}, mounttest.New(mounttest.Options{Dir: root}))
 	registry, err := plugins.NewRegistry(greeting{host}) // or beside those of builtin.New
@@ -205,4 +211,9 @@ func check(err error) {
 	if err != nil {
 		panic(err)
 	}
+}
+
+// remove removes an example's root, and what imitated mounts kept beside it.
+func remove(root string) {
+	check(errors.Join(os.RemoveAll(root), os.RemoveAll(root+".stash")))
 }

@@ -18,6 +18,11 @@
 //     also in a new process, after a reboot and after a partial failure.
 //   - Calls for different volumes run at the same time. Calls for one volume
 //     (see [VolumeID]) never do, unless the plugin's [Identity] allows it.
+//   - Supports and Identify get nil, empty and foreign specs, and never panic.
+//   - SetUp with a context that has ended returns an error and does nothing.
+//     It makes Path itself; only its parent is there.
+//   - What has to go is removed with VolumeHost.Mounter.RemoveAll, never with
+//     os.RemoveAll: that deletes through mounts that others made inside.
 //   - Requests belong to the engine: objects in them are shared and must not
 //     be changed or kept beyond the call.
 //   - Errors are causes. The engine adds pod, volume and step. An error

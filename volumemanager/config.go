@@ -20,7 +20,9 @@ type Propagation int
 const (
 	// RequireShared makes Run fail unless the root lies on a shared mount.
 	RequireShared Propagation = iota
-	// MakeShared makes the root a shared mount if it is none.
+	// MakeShared makes the root a shared mount if it is none, by a bind mount of
+	// the root on itself. That stays when Run ends: unmount it before you delete
+	// the root.
 	MakeShared
 	// AnyPropagation takes the root as it is. Status says so for volumes that
 	// a container may not see.
@@ -52,8 +54,8 @@ type Config struct {
 	Resolving reconciler.Options
 	// Observer sees every step. Optional.
 	Observer Observer
-	// ContentChanged is called after the files of a projected volume changed,
-	// with their paths relative to the volume, and for its first content too.
+	// ContentChanged is called after the files of a volume with content
+	// (configMap, secret, downwardAPI, projected) changed, with their paths relative to the volume, and for its first content too.
 	// It is called from many goroutines and must not block. Optional.
 	ContentChanged func(ContentChange)
 	// Root says what is demanded of the root folder's mount.

@@ -6,7 +6,8 @@
 //	host := &plugins.VolumeHost{Layout: plugins.Layout{Root: dir}, Mounter: hostmount.New(hostmount.Options{}), ...}
 //	registry, err := builtin.Registry(host, builtin.Options{})
 //	m, err := volumemanager.New(volumemanager.Config{Host: host, Plugins: registry, Pods: pods})
-//	go m.Run(ctx)                          // owns every goroutine, ends with ctx
+//	ended := make(chan error, 1)
+//	go func() { ended <- m.Run(ctx) }()    // owns every goroutine, ends with ctx
 //	err = m.WaitForAttachAndMount(ctx, pod)
 //	paths := m.MountedVolumes(pod)
 //
@@ -14,6 +15,6 @@
 // returns when all of it has ended. All other methods may be called at any
 // time from any goroutine; those without a context only look at memory.
 //
-// The package imports no plugin: a program that does not import package csi
-// does not link gRPC.
+// The package imports no plugin: a program links the volume kinds that it
+// registers, and no others.
 package volumemanager

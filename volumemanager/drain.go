@@ -35,7 +35,7 @@ func (m *Manager) Drain(ctx context.Context) (DrainReport, error) {
 		m.removeAll()
 	}
 	var report DrainReport
-	err := m.watchers.wait(ctx, m.stopped, anyPod, func(ended error) (done bool, err error) {
+	err := m.watchers.wait(ctx, &m.stopped, anyPod, func(ended error) (done bool, err error) {
 		if closed(m.ready) && m.empty() {
 			return true, nil
 		}

@@ -52,7 +52,7 @@ type Manager struct {
 	loaded   chan struct{} // closed when it is known what an earlier process left
 	ready    chan struct{}
 	isReady  sync.Once
-	stopped  chan struct{} // closed when Run has ended
+	stopped  end // of Run
 	watchers watchers
 
 	mu       sync.Mutex
@@ -78,7 +78,7 @@ func New(c Config) (*Manager, error) {
 		unresolved: unresolved{pods: map[types.UID]map[string]bool{}},
 		loaded:     make(chan struct{}),
 		ready:      make(chan struct{}),
-		stopped:    make(chan struct{}),
+		stopped:    end{done: make(chan struct{})},
 		watchers:   watchers{pods: map[types.UID]*watched{}},
 		invalid:    map[types.UID]refusal{},
 	}
@@ -110,12 +110,15 @@ func (m *Manager) Ready() <-chan struct{} { return m.ready }
 // The error is nil when ctx has ended and all steps have returned; else it says
 // what was wrong at the start, which part of the manager ended by itself, or
 // which steps do not return. When Run has returned, waits that are under way
-// end with [ErrStopped]. Run works once.
-func (m *Manager) Run(ctx context.Context) error {
+// end with [ErrStopped] and its error. Run works once.
+func (m *Manager) Run(ctx context.Context) (err error) {
 	if !m.started.CompareAndSwap(false, true) {
 		return ErrRunning
 	}
-	defer close(m.stopped)
+	defer func() {
+		m.stopped.cause = err
+		close(m.stopped.done)
+	}()
 	closeJournal, err := m.start(ctx)
 	if err != nil {
 		return fmt.Errorf("start the volume manager: %w", err)

@@ -62,7 +62,7 @@ func (m *Manager) WaitForAttachAndMount(ctx context.Context, pod *v1.Pod) error 
 		return outcome(ErrNotReady, podName(pod), plugins.Permanent(fmt.Errorf("metadata.uid: %w", err)))
 	}
 	seen, uses := false, dsw.UsedVolumes(pod, m.config.AllVolumes)
-	return m.watchers.wait(ctx, m.stopped, pod.UID, func(ended error) (done bool, err error) {
+	return m.watchers.wait(ctx, &m.stopped, pod.UID, func(ended error) (done bool, err error) {
 		if missing := m.untold(pod.UID, uses); missing != "" {
 			seen = true // an older version of it
 			if ended != nil {
@@ -174,7 +174,7 @@ func (m *Manager) WaitForUnmount(ctx context.Context, pod *v1.Pod) error {
 	if pod == nil {
 		return nil
 	}
-	return m.watchers.wait(ctx, m.stopped, pod.UID, func(ended error) (done bool, err error) {
+	return m.watchers.wait(ctx, &m.stopped, pod.UID, func(ended error) (done bool, err error) {
 		if m.unmounted(pod.UID) {
 			return true, nil
 		}
@@ -253,10 +253,9 @@ type watched struct {
 const anyPod = ""
 
 // wait calls check until it says done: now, after each change of the pod, and
-// once more with the cause when ctx ends, or with ErrStopped when stopped is
-// closed.
+// once more with the cause when ctx ends, or with ErrStopped when Run has ended.
 func (w *watchers) wait(
-	ctx context.Context, stopped <-chan struct{}, uid types.UID, check func(ended error) (done bool, err error),
+	ctx context.Context, stopped *end, uid types.UID, check func(ended error) (done bool, err error),
 ) error {
 	w.enter(uid)
 	defer w.leave(uid)
@@ -265,19 +264,34 @@ func (w *watchers) wait(
 		if done, err := check(nil); done {
 			return err
 		}
-		ended := ErrStopped
+		var ended error
 		select {
 		case <-changed:
 			continue
 		case <-ctx.Done():
 			ended = context.Cause(ctx)
-		case <-stopped:
+		case <-stopped.done:
+			ended = stopped.err()
 		}
 		if done, err := check(ended); done {
 			return err
 		}
 		return ended
 	}
+}
+
+// end is the end of Run.
+type end struct {
+	done  chan struct{} // closed when Run has returned
+	cause error         // what it returned; set before
+}
+
+// err is ErrStopped together with what Run returned.
+func (e *end) err() error {
+	if e.cause == nil {
+		return ErrStopped
+	}
+	return fmt.Errorf("%w: %w", ErrStopped, e.cause)
 }
 
 func (w *watchers) enter(uid types.UID) {

@@ -34,6 +34,11 @@ func TestREADMECompiles(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	for line := range strings.Lines(string(text)) {
+		if word := strings.TrimSpace(line); word != "" && word == strings.ToUpper(word) && strings.ToLower(word) != word && !strings.Contains(word, " ") {
+			t.Errorf("a placeholder is left: %s", word)
+		}
+	}
 	_, rest, found := strings.Cut(string(text), "```go\n")
 	code, _, closed := strings.Cut(rest, "```")
 	if !found || !closed {

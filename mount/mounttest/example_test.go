@@ -18,7 +18,7 @@ func Example() {
 		fmt.Println(err)
 		return
 	}
-	defer func() { _ = os.RemoveAll(dir) }()
+	defer func() { _ = errors.Join(os.RemoveAll(dir), os.RemoveAll(dir+".stash")) }()
 	ctx := context.Background()
 	m := mounttest.New(mounttest.Options{Dir: dir})
 

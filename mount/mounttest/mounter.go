@@ -26,7 +26,8 @@ type Options struct {
 	// file systems that are mounted nowhere. It must not lie where the tested
 	// program lists or removes. Empty means Dir with ".stash" appended. It is
 	// made when first needed and is empty again once nothing is mounted
-	// (content of file systems that outlive their mounts apart).
+	// (content of file systems that outlive their mounts apart). Remove it as
+	// well as Dir.
 	Stash string
 	// Private makes mounts private from the start. The default is shared, as
 	// on nearly every host.
