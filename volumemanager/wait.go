@@ -149,7 +149,8 @@ func notReady(status PodStatus, ended error) (done bool, err error) {
 		if v.Err != nil {
 			faults = append(faults, v.Err)
 		} else if v.Message != "" {
-			faults = append(faults, fmt.Errorf("volume %s: %s", v.Name, v.Message))
+			// On its way: that says nothing about how the others have failed.
+			faults = append(faults, plugins.Transientf("volume %s: %s", v.Name, v.Message))
 		}
 		hopeless = hopeless || !v.again && (v.Class == plugins.ClassPermanent || v.Class == plugins.ClassUnsupported)
 	}
