@@ -95,6 +95,7 @@ func (f *Finder) Find(ctx context.Context, contents journal.Contents, now time.T
 	for i := range scans {
 		m.scan(&scans[i])
 	}
+	f.devices(ctx, &m)
 	found := m.findings()
 	f.Log.V(1).Info("Looked for what was left", "records", len(contents.Records), "pods", len(scans)-1,
 		"volumes", len(found.Volumes), "faults", len(found.Faults))
@@ -138,6 +139,38 @@ func (f *Finder) scan(ctx context.Context, recorded map[plugins.PodVolume]bool) 
 		return scans, fmt.Errorf("look for volumes in %s: %w", f.Layout.PodsDir(), context.Cause(ctx))
 	}
 	return scans, nil
+}
+
+// devices asks plugins for device mounts that no pod and no record tells of.
+func (f *Finder) devices(ctx context.Context, m *merge) {
+	limit := cmp.Or(f.PodTimeout, DefaultPodTimeout)
+	for _, name := range f.Registry.Names() {
+		plugin, err := f.Registry.ByName(name)
+		if err != nil {
+			continue
+		}
+		finder := plugins.CapabilitiesOf(plugin).DeviceFinder
+		if finder == nil {
+			continue
+		}
+		type answer struct {
+			found  []plugins.FoundDevice
+			faults []plugins.FoundFault
+		}
+		got, err := within(ctx, limit, func(ctx context.Context) answer {
+			found, faults := finder.FindDevices(ctx)
+			return answer{found, faults}
+		})
+		if err != nil {
+			got.faults = append(got.faults, plugins.FoundFault{Path: f.Layout.PluginDir(name), Err: err})
+		}
+		for i := range got.found {
+			m.device(name, &got.found[i])
+		}
+		for _, fault := range got.faults {
+			m.faults = append(m.faults, Fault{Path: fault.Path, Err: fault.Err})
+		}
+	}
 }
 
 // within runs look in a goroutine of its own and gives it up after limit, or
@@ -189,6 +222,7 @@ func (m *merge) volume(id plugins.VolumeID, identity plugins.Identity) *Volume {
 	}
 	i := &v.Identity
 	i.Storage = cmp.Or(i.Storage, identity.Storage)
+	i.Lane = cmp.Or(i.Lane, identity.Lane)
 	i.Attach = i.Attach || identity.Attach
 	i.Device = i.Device || identity.Device
 	i.Durable = i.Durable || identity.Durable
@@ -205,7 +239,7 @@ func (m *merge) volume(id plugins.VolumeID, identity plugins.Identity) *Volume {
 // record takes in a record.
 func (m *merge) record(r *journal.Record) {
 	v := m.volume(r.ID, plugins.Identity{
-		Storage: r.Storage, Attach: r.Attach, Device: r.Device, Durable: r.Durable, Parallel: r.Parallel,
+		Storage: r.Storage, Lane: r.Lane, Attach: r.Attach, Device: r.Device, Durable: r.Durable, Parallel: r.Parallel,
 	})
 	v.DevicePath = cmp.Or(r.DevicePath, v.DevicePath)
 	v.DeviceMountPath = cmp.Or(r.DeviceMountPath, v.DeviceMountPath)
@@ -267,6 +301,29 @@ func (m *merge) scan(s *podScan) {
 			v.Undo, v.Identity.Undo = found.Identity.Undo, found.Identity.Undo
 		}
 		m.add(v, PodVolume{Volume: found.volume, Block: found.block, Undo: found.Identity.Undo})
+	}
+}
+
+// device takes in a device mount that lies on disk. What is known of the volume
+// already outweighs it.
+func (m *merge) device(plugin string, found *plugins.FoundDevice) {
+	identity := found.Identity
+	if identity.Storage == "" {
+		m.faults = append(m.faults, Fault{Path: found.DeviceMountPath, Err: errors.New("it was found, but not what storage it is")})
+		return
+	}
+	identity.Device = true
+	v := m.volume(plugins.VolumeID(plugin+"/"+identity.Storage), identity)
+	if v.DeviceMountPath != "" && found.DeviceMountPath != "" && v.DeviceMountPath != found.DeviceMountPath {
+		m.faults = append(m.faults, Fault{
+			Path: found.DeviceMountPath, ID: v.ID,
+			Err: fmt.Errorf("the device of the volume is taken to be mounted at %q", v.DeviceMountPath),
+		})
+		return
+	}
+	v.DeviceMountPath = cmp.Or(v.DeviceMountPath, found.DeviceMountPath)
+	if v.Undo == nil {
+		v.Undo, v.Identity.Undo = identity.Undo, identity.Undo
 	}
 }
 

@@ -153,6 +153,10 @@ func (r *Resolver) finish(ctx context.Context, pod *v1.Pod, u use, res *Resoluti
 			res.Params.Size = &size
 		}
 	}
+	if more := res.Identity.Size; more != nil && (res.Params.Size == nil || more.Cmp(*res.Params.Size) > 0) {
+		size := more.DeepCopy()
+		res.Params.Size = &size
+	}
 	if can.Referrer != nil {
 		res.ContentRefs = can.Referrer.References(spec, pod)
 	}

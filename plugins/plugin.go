@@ -65,6 +65,14 @@ type Identity struct {
 	// Parallel is true if steps for different pods on this volume may run at
 	// the same time.
 	Parallel bool
+	// Lane names those volumes of the plugin that fail together: its steps have
+	// limits, and a budget of stuck ones, of their own. A CSI volume names its
+	// driver here. Empty means the plugin as a whole.
+	Lane string
+	// Size, if it is more than the persistent volume's capacity, is how large
+	// the volume has to be: a plugin that enlarges storage itself takes it from
+	// the claim.
+	Size *resource.Quantity
 	// Undo is what TearDown, UnmountDevice and Detach will need and cannot
 	// get from names and paths. It is recorded before the first side effect
 	// and must hold no secret.
@@ -228,6 +236,11 @@ type DeviceRequest struct {
 	DevicePath string
 	// Path is where the device is mounted.
 	Path string
+	// Block is true if the pods use it as a raw device. It is not known where
+	// Spec is nil.
+	Block bool
+	// Used is true if a pod has or may have the volume.
+	Used bool
 	// Params as in [SetUpRequest].
 	Params Params
 	// Undo is what is recorded.
@@ -289,6 +302,28 @@ type Reconstructed struct {
 	DeviceMountPath string
 }
 
+// DeviceFinder is implemented by plugins whose device mounts can be there
+// without a pod that has the volume, and tell what they are.
+type DeviceFinder interface {
+	// FindDevices lists the node-wide parts of volumes that lie on disk, with
+	// what could not be understood. It changes nothing.
+	FindDevices(ctx context.Context) ([]FoundDevice, []FoundFault)
+}
+
+// FoundDevice is the node-wide part of a volume that was found.
+type FoundDevice struct {
+	// Reconstructed names the volume and its place.
+	Reconstructed
+}
+
+// FoundFault is something that was found and not understood.
+type FoundFault struct {
+	// Path names it.
+	Path string
+	// Err says what is wrong with it.
+	Err error
+}
+
 // StatsReader is implemented by plugins that can measure a volume.
 type StatsReader interface {
 	// Stats measures the volume at path. It may be slow.
@@ -332,6 +367,7 @@ type Capabilities struct {
 	BlockMapper   BlockMapper
 	Expander      Expander
 	Reconstructor Reconstructor
+	DeviceFinder  DeviceFinder
 	StatsReader   StatsReader
 	HealthChecker HealthChecker
 	Notifier      Notifier
@@ -348,6 +384,7 @@ func CapabilitiesOf(p any) Capabilities {
 	c.BlockMapper, _ = p.(BlockMapper)
 	c.Expander, _ = p.(Expander)
 	c.Reconstructor, _ = p.(Reconstructor)
+	c.DeviceFinder, _ = p.(DeviceFinder)
 	c.StatsReader, _ = p.(StatsReader)
 	c.HealthChecker, _ = p.(HealthChecker)
 	c.Notifier, _ = p.(Notifier)

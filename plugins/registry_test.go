@@ -113,6 +113,7 @@ type full struct {
 	BlockMapper
 	Expander
 	Reconstructor
+	DeviceFinder
 	StatsReader
 	HealthChecker
 	Notifier
@@ -128,7 +129,7 @@ func TestCapabilitiesOf(t *testing.T) {
 		t.Errorf("nil has %+v", got)
 	}
 	p := &full{}
-	if got, want := CapabilitiesOf(p), (Capabilities{p, p, p, p, p, p, p, p, p, p, p}); got != want {
+	if got, want := CapabilitiesOf(p), (Capabilities{p, p, p, p, p, p, p, p, p, p, p, p}); got != want {
 		t.Errorf("%+v, want %+v", got, want)
 	}
 }

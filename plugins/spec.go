@@ -8,16 +8,20 @@ import (
 )
 
 // Spec is one volume as a plugin sees it: either the inline source of a pod's
-// volume, or the PersistentVolume behind a claim. It is read-only.
+// volume, or the PersistentVolume behind a claim. It is read-only. Where both
+// Volume and PV are set, PV is what the volume is: look at PV first.
 type Spec struct {
 	// Volume is the pod's volume when it is inline, else nil.
 	Volume *v1.Volume
-	// PV is the persistent volume when there is one, else nil.
+	// PV is the persistent volume when there is one, else nil. A [Translator]
+	// makes one out of an inline volume, which stays in Volume: no object of
+	// the API stands for it then, and a VolumeAttachment holds PV.Spec itself.
 	PV *v1.PersistentVolume
 	// Claim is the claim that is bound to PV, if it is known.
 	Claim *v1.PersistentVolumeClaim
 	// ReadOnly is true if the pod asks for the claim read-only
-	// (persistentVolumeClaim.readOnly).
+	// (persistentVolumeClaim.readOnly), or in its inline volume for a translated
+	// one.
 	ReadOnly bool
 	// Migrated is true if a [Translator] made this spec out of an in-tree one.
 	Migrated bool

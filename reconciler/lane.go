@@ -1,8 +1,9 @@
 package reconciler
 
-// lane is what waits and runs of one plugin, and its limits.
+// lane is what waits and runs of one plugin, or of those of its volumes that
+// name a lane, and its limits.
 type lane struct {
-	plugin                    string
+	name                      string // "<plugin>" or "<plugin>/<lane>"
 	limit, reserved, maxStuck int
 	volumes                   int // that refer to it
 	inRing                    bool

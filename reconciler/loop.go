@@ -14,17 +14,47 @@ func (d *Default) volume(id plugins.VolumeID) *volume {
 	if v := d.volumes[id]; v != nil {
 		return v
 	}
-	name := id.Plugin()
-	l := d.lanes[name]
-	if l == nil {
-		l = &lane{plugin: name, limit: d.o.limit(name), reserved: d.o.Reserved, maxStuck: d.o.MaxStuck}
-		d.lanes[name] = l
-	}
-	l.volumes++
-	v := &volume{id: id, lane: l}
+	v := &volume{id: id, lane: d.enterLane(id.Plugin(), "")}
 	v.ofVolume = v
 	d.volumes[id] = v
 	return v
+}
+
+// enterLane returns a lane for one more volume.
+func (d *Default) enterLane(plugin, of string) *lane {
+	name := laneName(plugin, of)
+	l := d.lanes[name]
+	if l == nil {
+		l = &lane{name: name, limit: d.o.limit(plugin, name), reserved: d.o.Reserved, maxStuck: d.o.MaxStuck}
+		d.lanes[name] = l
+	}
+	l.volumes++
+	return l
+}
+
+func (d *Default) leaveLane(l *lane) {
+	if l.volumes--; l.volumes == 0 {
+		delete(d.lanes, l.name)
+	}
+}
+
+func laneName(plugin, of string) string {
+	if of == "" {
+		return plugin
+	}
+	return plugin + "/" + of
+}
+
+// changeLane follows what a plan says of a volume's lane, unless the volume is
+// in the midst of the one it has.
+func (d *Default) changeLane(v *volume, of string) {
+	plugin := v.id.Plugin()
+	if v.queued || v.joining || v.running > 0 || v.lane.name == laneName(plugin, of) {
+		return
+	}
+	old := v.lane
+	v.lane = d.enterLane(plugin, of)
+	d.leaveLane(old)
 }
 
 // release forgets a volume at rest.
@@ -33,9 +63,7 @@ func (d *Default) release(v *volume) {
 		return
 	}
 	delete(d.volumes, v.id)
-	if v.lane.volumes--; v.lane.volumes == 0 {
-		delete(d.lanes, v.lane.plugin)
-	}
+	d.leaveLane(v.lane)
 }
 
 func (d *Default) enqueue(v *volume) {
@@ -136,6 +164,9 @@ func (d *Default) strand(c *call) {
 func (d *Default) settle(v *volume, plan Plan, parallel bool, now time.Time) {
 	if len(plan.Steps) > 0 || v.running == 0 { // the engine is not asked about an empty plan
 		v.parallel = parallel
+	}
+	if len(plan.Steps) > 0 {
+		d.changeLane(v, plan.Lane)
 	}
 	v.settle(&plan, now, d.o.Backoff.Base)
 	d.offer(v, now)
@@ -350,7 +381,7 @@ func (d *Default) enter(t *try, c *call, err error, now time.Time) {
 	t.fail(now, err)
 	switch {
 	case !t.parked:
-		t.delay = d.o.Backoff.delay(t.attempts)
+		t.delay = d.o.Backoff.paced(plugins.PaceOf(err), t.attempts)
 		t.notBefore = now.Add(t.delay)
 	case t.class != plugins.ClassWaiting && d.o.lazy(c.step.Kind) && !c.step.Lazy:
 		t.parked = false

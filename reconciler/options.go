@@ -61,7 +61,9 @@ type Options struct {
 	Reserved int
 	// PerPlugin limits the steps that make something, and those that undo
 	// something, for plugins by name, DefaultPerPlugin for the others. Zero or
-	// less means the default.
+	// less means the default. Where a plugin's volumes name lanes
+	// ([plugins.Identity] Lane) this, Reserved and MaxStuck hold for each lane;
+	// one may have a limit of its own under "<plugin>/<lane>".
 	PerPlugin        map[string]int
 	DefaultPerPlugin int
 	// MaxStuck is how many steps of one plugin that make something, and how many
@@ -115,8 +117,23 @@ type Backoff struct {
 // delay is the pause after the n-th failure in a row, counted from 1.
 func (b *Backoff) delay(n int) time.Duration {
 	d := float64(b.Base) * math.Pow(b.Factor, float64(n-1))
-	d = min(d, float64(b.Max)) // also where d is infinite
-	return time.Duration(d * (1 + b.Jitter*(2*b.Rand()-1)))
+	return b.vary(time.Duration(min(d, float64(b.Max)))) // also where d is infinite
+}
+
+// vary is d give or take the jitter.
+func (b *Backoff) vary(d time.Duration) time.Duration {
+	return time.Duration(float64(d) * (1 + b.Jitter*(2*b.Rand()-1)))
+}
+
+// paced is the pause after the n-th failure in a row of one with the given pace.
+func (b *Backoff) paced(pace plugins.Pace, n int) time.Duration {
+	switch pace {
+	case plugins.PaceFlat:
+		return b.vary(b.Base)
+	case plugins.PaceSlow:
+		return b.vary(b.Max)
+	}
+	return b.delay(n)
 }
 
 func (b *Backoff) setDefaults() {
@@ -162,10 +179,12 @@ func orElse[T int | time.Duration](value *T, def T) {
 	}
 }
 
-// limit is how many steps of a plugin may run.
-func (o *Options) limit(plugin string) int {
-	if n := o.PerPlugin[plugin]; n > 0 {
-		return n
+// limit is how many steps of a plugin's lane may run.
+func (o *Options) limit(plugin, name string) int {
+	for _, key := range []string{name, plugin} {
+		if n := o.PerPlugin[key]; n > 0 {
+			return n
+		}
 	}
 	return o.DefaultPerPlugin
 }

@@ -65,7 +65,21 @@ func PlanVolume(now time.Time, wish dsw.Wish, fact asw.Volume) Plan {
 	p.tearDowns()
 	p.node()
 	p.makePods()
+	p.lane()
 	return p.plan
+}
+
+// lane takes the volume's lane from a wish, or from what is there.
+func (p *planner) lane() {
+	if len(p.plan.Steps) == 0 {
+		return
+	}
+	p.plan.Lane = p.fact.Identity.Lane
+	for i := range p.pairs {
+		if q := &p.pairs[i]; p.plan.Lane == "" && q.state() == dsw.Wanted {
+			p.plan.Lane = q.wish.Identity.Lane
+		}
+	}
 }
 
 // Lead returns the wish on whose behalf [PlanVolume] plans Attach and

@@ -79,6 +79,8 @@ const (
 type Plan struct {
 	Steps []Step `json:"steps,omitempty"`
 	Holds []Hold `json:"holds,omitempty"`
+	// Lane is that of the volume, see [plugins.Identity].
+	Lane string `json:"lane,omitempty"`
 	// Next is when the plan will change although nothing happens, the zero
 	// time if it will not.
 	Next time.Time `json:"next,omitzero"`

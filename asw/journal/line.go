@@ -143,7 +143,7 @@ func (r *Record) check() error {
 	}
 	for _, s := range []string{
 		string(r.ID), string(r.Volume.Pod), r.Volume.Plugin, r.Volume.Name,
-		r.Pod.Namespace, r.Pod.Name, string(r.Pod.UID), r.Storage, r.DevicePath, r.DeviceMountPath,
+		r.Pod.Namespace, r.Pod.Name, string(r.Pod.UID), r.Storage, r.Lane, r.DevicePath, r.DeviceMountPath,
 	} {
 		if !utf8.ValidString(s) {
 			return fmt.Errorf("record of %q: %q is not UTF-8", r.ID, s)
@@ -166,6 +166,6 @@ func (r *Record) check() error {
 func same(a, b *Record) bool {
 	return a.Key == b.Key && a.Pod == b.Pod && a.Block == b.Block &&
 		a.Attach == b.Attach && a.Device == b.Device && a.Durable == b.Durable && a.Parallel == b.Parallel &&
-		a.Storage == b.Storage && a.DevicePath == b.DevicePath && a.DeviceMountPath == b.DeviceMountPath &&
+		a.Storage == b.Storage && a.Lane == b.Lane && a.DevicePath == b.DevicePath && a.DeviceMountPath == b.DeviceMountPath &&
 		slices.Equal(a.Names, b.Names) && maps.Equal(a.Undo, b.Undo)
 }

@@ -35,8 +35,10 @@ type Record struct {
 	Device   bool `json:"device,omitempty"`
 	Durable  bool `json:"durable,omitempty"`
 	Parallel bool `json:"parallel,omitempty"`
-	// Storage is the plugin's name for the backing storage.
+	// Storage is the plugin's name for the backing storage, Lane as in
+	// [plugins.Identity].
 	Storage string `json:"storage,omitempty"`
+	Lane    string `json:"lane,omitempty"`
 	// DevicePath and DeviceMountPath belong to the node-wide part.
 	DevicePath      string `json:"devicePath,omitempty"`
 	DeviceMountPath string `json:"deviceMountPath,omitempty"`

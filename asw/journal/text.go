@@ -113,9 +113,10 @@ func (r *Record) flags() [5]field[bool] {
 }
 
 // texts are the fields that are written only when not empty.
-func (r *Record) texts() [3]field[string] {
+func (r *Record) texts() [4]field[string] {
 	return [...]field[string]{
 		{`,"storage":`, &r.Storage},
+		{`,"lane":`, &r.Lane},
 		{`,"devicePath":`, &r.DevicePath},
 		{`,"deviceMountPath":`, &r.DeviceMountPath},
 	}

@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"path/filepath"
 
+	v1 "k8s.io/api/core/v1"
+
 	"github.com/volumekit/volumekit/asw"
 	"github.com/volumekit/volumekit/asw/journal"
 	"github.com/volumekit/volumekit/dsw"
@@ -20,11 +22,12 @@ import (
 func (e *Executor) deviceRequest(j *job) plugins.DeviceRequest {
 	req := plugins.DeviceRequest{
 		ID: j.step.ID, Spec: j.fact.Spec, DevicePath: j.fact.DevicePath, Path: j.fact.DeviceMountPath,
-		Params: j.fact.DeviceParams, Undo: j.undo(), Lazy: j.step.Lazy,
+		Used: len(j.fact.Pods) > 0, Params: j.fact.DeviceParams, Undo: j.undo(), Lazy: j.step.Lazy,
 	}
 	if lead, ok := j.lead(); ok && !j.step.Kind.Undoes() {
 		req.Spec, req.Params = lead.Spec, lead.Params
 	}
+	req.Block = req.Spec != nil && req.Spec.Mode() == v1.PersistentVolumeBlock
 	for i := range j.wishes {
 		if w := &j.wishes[i]; w.State == dsw.Wanted && w.Pod != nil {
 			req.Pods = append(req.Pods, plugins.PodRef{Namespace: w.Pod.Namespace, Name: w.Pod.Name, UID: w.Pod.UID})

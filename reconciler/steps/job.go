@@ -105,7 +105,7 @@ func (j *job) record() journal.Record {
 	r := journal.Record{
 		Key:    journal.Key{ID: j.step.ID, Volume: j.step.Volume},
 		Attach: j.fact.Attachment != asw.Absent, Device: j.fact.Device != asw.Absent,
-		Durable: id.Durable, Parallel: id.Parallel, Storage: id.Storage,
+		Durable: id.Durable, Parallel: id.Parallel, Storage: id.Storage, Lane: id.Lane,
 		DeviceMountPath: j.fact.DeviceMountPath, Undo: j.undo(),
 	}
 	if j.nodeWide() {
