@@ -26,6 +26,8 @@ type fakeEngine struct {
 	todo     map[plugins.VolumeID][]Step
 	next     map[plugins.VolumeID]time.Time
 	parallel bool
+	// lane, if set, names the lane of a volume.
+	lane func(id plugins.VolumeID) string
 	// act is the step; nil succeeds at once.
 	act func(ctx context.Context, step Step) error
 	// keep leaves successful steps in the plan.
@@ -95,6 +97,9 @@ func (e *fakeEngine) set(id plugins.VolumeID, steps ...Step) {
 func (e *fakeEngine) Plan(id plugins.VolumeID) Plan {
 	e.mu.Lock()
 	plan, planned := Plan{Steps: slices.Clone(e.todo[id]), Next: e.next[id]}, e.planned
+	if e.lane != nil {
+		plan.Lane = e.lane(id)
+	}
 	e.mu.Unlock()
 	if planned != nil {
 		planned(id)
