@@ -15,6 +15,7 @@ package mount
 import (
 	"context"
 	"errors"
+	"fmt"
 	"os"
 )
 
@@ -204,3 +205,69 @@ type Point struct {
 	// mount is present: its server or daemon is gone. Mounted is true then.
 	Corrupt error
 }
+
+// Owner is implemented by mounters that can give the files of a volume to a
+// group (the pod's fsGroup).
+type Owner interface {
+	// SetGroup gives root, an absolute path, and everything below it to a
+	// group. Folders get the group, all rights for it and for their owner, and
+	// set-group-ID; other files get the group and the right to read and write
+	// for both; symbolic links get the group. No right is taken away.
+	// Device nodes stay as they are: they stand for devices of the machine,
+	// not for content of the volume.
+	//
+	// It follows no symbolic link, be it root itself or on the way to it
+	// (an error that wraps [ErrNotConfined]), and enters no mount below root.
+	// What comes or goes meanwhile may be missed. Entries that fail do not keep
+	// it from the others; they are told by an [OwnershipError]. What was done
+	// before it fails stays done.
+	//
+	// The folder root is changed last, and before a change of its group it
+	// loses set-group-ID. A walk that was interrupted, or on which an entry
+	// failed, thus never looks to OnRootMismatch like one that was completed.
+	SetGroup(ctx context.Context, root string, o Ownership) error
+}
+
+// Ownership says whose the files of a volume are to be.
+type Ownership struct {
+	// Group is the group's number, from 0 to 4294967294.
+	Group int64
+	// ReadOnly gives no right to write.
+	ReadOnly bool
+	// OnRootMismatch looks at root alone first, and changes nothing if that has
+	// the group and at least the rights that it would be given, as the policy
+	// of this name does.
+	OnRootMismatch bool
+	// Parallel is how many threads may walk at once. Zero stands for one for
+	// each processor that Go uses.
+	Parallel int
+	// Progress is called about once a second, and at the end, with how many
+	// entries were looked at so far. It is called by one goroutine at a time,
+	// and not at all where OnRootMismatch finds nothing to do. SetGroup returns
+	// after its last call. Nil is allowed.
+	Progress func(entries int64)
+}
+
+// OwnershipError says that a walk of [Owner] came to its end and that some
+// entries could not be given to the group.
+type OwnershipError struct {
+	// Entries is how many were looked at, and Failed how many of them failed.
+	Entries, Failed int64
+	// First are the failures that came first, each with its path.
+	First []error
+}
+
+// Error names the first failures and counts all.
+func (e *OwnershipError) Error() string {
+	text := fmt.Sprintf("%d of %d entries stay as they were", e.Failed, e.Entries)
+	for _, one := range e.First {
+		text += "; " + one.Error()
+	}
+	if more := e.Failed - int64(len(e.First)); more > 0 {
+		text += fmt.Sprintf("; and %d more", more)
+	}
+	return text
+}
+
+// Unwrap returns the first failures.
+func (e *OwnershipError) Unwrap() []error { return e.First }

@@ -276,14 +276,17 @@ type BlockMapper interface {
 type MapResult struct {
 	// DevicePath is the device node or the file bound to it.
 	DevicePath string
-	// Attributes as in [SetUpResult].
+	// Attributes, Content and Size as in [SetUpResult].
 	Attributes Attributes
+	Content    Content
+	Size       *resource.Quantity
 }
 
 // Expander is implemented by plugins that can enlarge a volume in place.
 type Expander interface {
 	// Expand makes the volume at least as large as Params.Size says and
-	// returns the size that it has now.
+	// returns the size that it has now. Zero means that there was nothing to
+	// do here, and that the volume counts as being as large as it should.
 	Expand(ctx context.Context, req SetUpRequest) (resource.Quantity, error)
 }
 
@@ -332,22 +335,29 @@ type StatsReader interface {
 
 // Stats are figures of one volume. A nil figure is unknown.
 type Stats struct {
-	CapacityBytes, UsedBytes, AvailableBytes *int64
-	Inodes, InodesUsed, InodesFree           *int64
+	CapacityBytes  *int64 `json:"capacityBytes,omitempty"`
+	UsedBytes      *int64 `json:"usedBytes,omitempty"`
+	AvailableBytes *int64 `json:"availableBytes,omitempty"`
+	Inodes         *int64 `json:"inodes,omitempty"`
+	InodesUsed     *int64 `json:"inodesUsed,omitempty"`
+	InodesFree     *int64 `json:"inodesFree,omitempty"`
 	// Time is when they were taken.
-	Time time.Time
+	Time time.Time `json:"time,omitzero"`
 }
 
 // HealthChecker is implemented by plugins that can say whether a volume works.
 type HealthChecker interface {
-	// Health returns the faults that are known; none means healthy.
+	// Health returns the faults that are known; none means healthy. It is asked
+	// for each status query: it answers from memory, without I/O.
 	Health(ctx context.Context, target Target) ([]Fault, error)
 }
 
 // Fault is one thing that is wrong with a volume.
 type Fault struct {
 	// Status and Reason are short CamelCase words, Message is for people.
-	Status, Reason, Message string
+	Status  string `json:"status"`
+	Reason  string `json:"reason,omitempty"`
+	Message string `json:"message,omitempty"`
 }
 
 // Translator turns an in-tree spec into the one of the driver that replaced

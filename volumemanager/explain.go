@@ -77,6 +77,7 @@ func (m *Manager) wanted(uid types.UID, v dsw.VolumeState, entries []asw.PodVolu
 	for _, entry := range entries {
 		if entry.Volume == v.Volume && entry.ID == v.ID {
 			s.enter(entry)
+			s.Faults = m.faults(entry)
 		}
 	}
 	m.explain(&s)
@@ -114,6 +115,7 @@ func (m *Manager) left(entry asw.PodVolume) []VolumeStatus {
 	for i, name := range names {
 		s := VolumeStatus{Name: name, Volume: entry.Volume, ID: entry.ID}
 		s.enter(entry)
+		s.Faults = m.faults(entry)
 		s.Ready, s.Phase = false, Unmounting
 		m.explain(&s)
 		list[i] = s

@@ -54,6 +54,7 @@ type Manager struct {
 	isReady  sync.Once
 	stopped  end // of Run
 	watchers watchers
+	measured measured
 
 	mu       sync.Mutex
 	invalid  map[types.UID]refusal // pods that cannot be taken

@@ -91,6 +91,9 @@ type VolumeStatus struct {
 	RefreshAt time.Time `json:"refreshAt,omitzero"`
 	// ContentVersion identifies the content.
 	ContentVersion string `json:"contentVersion,omitempty"`
+	// Faults are what is known to be wrong with the storage of a volume that is
+	// there, as far as its plugin tells.
+	Faults []plugins.Fault `json:"faults,omitempty"`
 }
 
 // Progress tells where something is on its way, and what holds it up.

@@ -24,6 +24,7 @@ import (
 	"time"
 
 	v1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	apiruntime "k8s.io/apimachinery/pkg/runtime"
@@ -56,6 +57,8 @@ type Settings struct {
 	StepDeadline, LazyAfter time.Duration
 	// Unsynced is true for a pod source that never syncs.
 	Unsynced bool
+	// CSI is set for an agent that has the plugin for CSI drivers.
+	CSI *CSI
 	// Count makes the agent count the fail points that it passes.
 	Count bool
 }
@@ -150,7 +153,15 @@ func (a *agent) assemble() error {
 	if err := a.store.Apply(&v1.Node{ObjectMeta: metav1.ObjectMeta{Name: "sim"}}); err != nil {
 		return err
 	}
-	registry, err := plugins.NewRegistry(append(builtin.New(host, builtin.Options{}), &Disk{Host: host})...)
+	list := append(builtin.New(host, builtin.Options{}), &Disk{Host: host})
+	if a.settings.CSI != nil {
+		plugin, err := a.settings.CSI.plugin(host)
+		if err != nil {
+			return err
+		}
+		list = append(list, plugin)
+	}
+	registry, err := plugins.NewRegistry(list...)
 	if err != nil {
 		return err
 	}
@@ -284,6 +295,8 @@ func kinds() map[string]func() apiruntime.Object {
 		"secret":    func() apiruntime.Object { return &v1.Secret{} },
 		"pv":        func() apiruntime.Object { return &v1.PersistentVolume{} },
 		"pvc":       func() apiruntime.Object { return &v1.PersistentVolumeClaim{} },
+		"csidriver": func() apiruntime.Object { return &storagev1.CSIDriver{} },
+		"va":        func() apiruntime.Object { return &storagev1.VolumeAttachment{} },
 	}
 }
 

@@ -130,7 +130,8 @@ func (n *Node) Delete(objects ...apiruntime.Object) {
 
 func (n *Node) file(o apiruntime.Object) string {
 	kind := map[string]string{"*v1.Pod": "pod", "*v1.ConfigMap": "configmap", "*v1.Secret": "secret",
-		"*v1.PersistentVolume": "pv", "*v1.PersistentVolumeClaim": "pvc"}[fmt.Sprintf("%T", o)]
+		"*v1.PersistentVolume": "pv", "*v1.PersistentVolumeClaim": "pvc",
+		"*v1.CSIDriver": "csidriver", "*v1.VolumeAttachment": "va"}[fmt.Sprintf("%T", o)]
 	return filepath.Join(n.Dir, "objects", kind+"-"+o.(metav1.Object).GetName()+".json")
 }
 
@@ -337,7 +338,9 @@ func (n *Node) AwaitClean() {
 	if left := n.Mounts(); len(left) > 0 {
 		n.t.Errorf("mounts are left: %v", left)
 	}
-	for _, dir := range []string{n.Layout.PodsDir(), DevicesDir(n.Layout), filepath.Join(n.Layout.PluginDir(DiskName), "mounts")} {
+	for _, dir := range []string{
+		n.Layout.PodsDir(), DevicesDir(n.Layout), filepath.Join(n.Layout.PluginDir(DiskName), "mounts"),
+	} {
 		left, err := os.ReadDir(dir)
 		if err != nil && !errors.Is(err, fs.ErrNotExist) {
 			n.t.Fatal(err)

@@ -42,8 +42,9 @@ type Config struct {
 	PodCertificates plugins.PodCertificateSource
 }
 
-// FaultFunc is asked before each read. verb is "get", "list" or, for tokens and
-// certificates, "create"; ref names the object (for a token the service
+// FaultFunc is asked before each read, and before [Store.CreateAttachment] and
+// [Store.DeleteAttachment]. verb is "get", "list", "delete" or, for tokens and
+// certificates too, "create"; ref names the object (for a token the service
 // account, for a list by signer the kind alone, for a certificate the signer).
 // A non-nil error is returned in place of the object. It may block, then it has
 // to watch ctx.
@@ -151,6 +152,11 @@ func (s *Store) Apply(obj runtime.Object) error {
 func (s *Store) put(k kind, ref plugins.Ref, own object) (changed bool, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	return s.enter(k, ref, own)
+}
+
+// enter is put for callers that hold mu.
+func (s *Store) enter(k kind, ref plugins.Ref, own object) (changed bool, err error) {
 	before, exists := s.objects[ref]
 	if own.GetUID() == "" && exists {
 		own.SetUID(before.GetUID())

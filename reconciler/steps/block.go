@@ -33,6 +33,10 @@ func (e *Executor) mapDevice(ctx context.Context, j *job, req plugins.SetUpReque
 	}
 	entry.Path, entry.Mounted, entry.MountID = e.Host.Layout.PodDevice(j.step.Volume), false, 0
 	entry.Attributes = got.Attributes
+	entry.ContentVersion, entry.RefreshAt = got.Content.Version, got.Content.RefreshAt
+	if got.Size != nil {
+		entry.Params.Size = got.Size
+	}
 	return entry, nil
 }
 

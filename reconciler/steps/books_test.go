@@ -176,6 +176,20 @@ func TestExpansionThatFallsShortIsNoSuccess(t *testing.T) {
 	}
 }
 
+func TestExpansionThatIsNotForThisNodeCountsAsDone(t *testing.T) {
+	r := newRig(t)
+	w := r.arrange(reconciler.Expand, false, present)
+	r.plugin.size = resource.Quantity{}
+	events := len(r.events.List())
+	r.must(w.key(reconciler.Expand))
+	if entry, _ := r.actual.PodVolume(w.podVolume()); entry.Params.Size.Cmp(resource.MustParse("2Gi")) != 0 {
+		t.Errorf("entry: %+v", entry)
+	}
+	if r.planned(w.key(reconciler.Expand)) || len(r.events.List()) != events {
+		t.Errorf("planned %v, events %v", r.planned(w.key(reconciler.Expand)), r.events.List())
+	}
+}
+
 func TestRefresh(t *testing.T) {
 	touch := plugins.Ref{Kind: "Secret", Namespace: "ns", Name: "content"}
 	at := time.Now().Add(time.Hour)

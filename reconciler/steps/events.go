@@ -134,7 +134,7 @@ func (e *Executor) success(j *job) (reason, message string) {
 		return ReasonMounted, fmt.Sprintf("Volume %q is ready at its path", j.step.Volume.Name)
 	case j.step.Kind == reconciler.Attach && j.fact.Attachment == asw.Absent:
 		return ReasonAttached, fmt.Sprintf("Volume %q is attached", j.step.ID)
-	case j.step.Kind == reconciler.Expand:
+	case j.step.Kind == reconciler.Expand && !j.idle:
 		return ReasonResized, fmt.Sprintf("Volume %q has been expanded on node %s", j.step.Volume.Name, e.Host.NodeName)
 	}
 	return "", ""

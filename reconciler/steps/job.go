@@ -22,6 +22,8 @@ type job struct {
 	pod    plugins.PodRef
 	// missing is why there is no plugin.
 	missing error
+	// idle is true if there turned out to be nothing to do.
+	idle bool
 }
 
 // prepare looks everything up and says whether the step still fits. A lazy one

@@ -138,7 +138,7 @@ func (e *Executor) verify(ctx context.Context, target plugins.Target, got plugin
 	if !filepath.IsAbs(entry.Path) {
 		return plugins.Uncertain(fmt.Errorf("the plugin gave the relative path %q", entry.Path))
 	}
-	if !got.Mounted && entry.Path == target.Path {
+	if !got.Mounted && (entry.Path == target.Path || inside(target.Path, entry.Path)) {
 		if _, err := os.Lstat(entry.Path); err != nil {
 			return plugins.Uncertain(fmt.Errorf("the plugin reported the volume ready: %w", err))
 		}
@@ -188,9 +188,15 @@ func (e *Executor) refresh(ctx context.Context, j *job) error {
 		return err
 	}
 	e.publish(j, content)
+	id := j.entry.MountID
+	if j.entry.Mounted {
+		if at, err := e.mountAt(ctx, j.entry.Path); err == nil {
+			id = at // a driver may have mounted anew
+		}
+	}
 	return e.update(j, func(now *asw.PodVolume) {
 		now.ContentVersion, now.RefreshAt, now.Generation = content.Version, content.RefreshAt, j.wish.Generation
-		now.Names = j.wish.Names
+		now.Names, now.MountID = j.wish.Names, id
 	})
 }
 
@@ -222,6 +228,9 @@ func (e *Executor) expand(ctx context.Context, j *job) error {
 	size, err := j.can.Expander.Expand(ctx, j.request(e.Host.Layout.Target(j.step.Volume, j.pod)))
 	if err != nil {
 		return err
+	}
+	if size.IsZero() && j.wish.Params.Size != nil {
+		size, j.idle = j.wish.Params.Size.DeepCopy(), true
 	}
 	if err := e.update(j, func(now *asw.PodVolume) { now.Params.Size = &size }); err != nil {
 		return err

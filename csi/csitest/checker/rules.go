@@ -161,7 +161,7 @@ func lifeRules() []RuleInfo {
 	return []RuleInfo{
 		{ProbeFirst, "custom", OnRequest, "Probe said ready before the first use of a driver"},
 		{PluginInfoFirst, "custom", OnRequest, "GetPluginInfo returned the expected name before the first use of a driver"},
-		{CapabilitiesOnce, "custom", Always, "capabilities are asked no more often than Options.MaxCapabilityCalls per start of the driver (not checked while that is zero)"},
+		{CapabilitiesOnce, "custom", Always, "capabilities are asked no more often than Options.MaxCapabilityCalls per start of the driver, or answer UNIMPLEMENTED (not checked while that is zero)"},
 		{LeftBehind, "NodeUnpublishVolume", AtEnd, "nothing is attached, staged or published at the end"},
 		{LeftUncertain, "Timeouts", AtEnd, "what has an unknown result was undone or confirmed by repetition"},
 		{LeftInFlight, "Concurrency", AtEnd, "no call is in flight at the end"},

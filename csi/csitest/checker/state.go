@@ -351,6 +351,7 @@ func (c *Checker) settle(k *Call, resp any, err error) {
 		c.learnAnswer(k, resp)
 	case code == codes.Unimplemented && k.volume != "":
 		c.unimplemented.put(k.method+" "+k.volume, true)
+		clear(c.asked) // it denies what it announced
 	case code == codes.FailedPrecondition && k.method == "NodeExpandVolume":
 		if v := c.volumes[k.volume]; v != nil {
 			v.expandRefused = true

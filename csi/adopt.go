@@ -1,0 +1,146 @@
+package csi
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strconv"
+
+	"github.com/volumekit/volumekit/plugins"
+)
+
+// Reconstruct implements [plugins.Reconstructor]: what a volume without a
+// record is says its vol_data.json.
+func (p *Plugin) Reconstruct(ctx context.Context, found plugins.Target, block bool) (plugins.Reconstructed, error) {
+	dir := found.Path
+	if block {
+		dir = p.places().blockData(found.Volume.Name)
+	}
+	data, err := readVolData(dir)
+	if err != nil {
+		point, seen := p.host.Mounter.Inspect(ctx, filepath.Join(found.Path, mountDir))
+		if !block && seen == nil && !point.Mounted {
+			// Left halfway between the removal of the file and that of its folder:
+			// there is nothing to call a driver for.
+			return plugins.Reconstructed{Identity: plugins.Identity{Durable: true}}, nil
+		}
+		return plugins.Reconstructed{}, fmt.Errorf("find out what the volume is: %w", err)
+	}
+	if data.ephemeral() {
+		return plugins.Reconstructed{Identity: plugins.Identity{
+			Lane: data.Driver, Durable: true, Undo: plugins.Undo{undoDriver: data.Driver, undoEphemeral: "true"},
+		}}, nil
+	}
+	r := plugins.Reconstructed{Identity: identityOf(data, block)}
+	if r.DeviceMountPath, err = p.findStaging(data, found.Volume.Name, block); err != nil {
+		return plugins.Reconstructed{}, err
+	}
+	return r, nil
+}
+
+// identityOf is what [Plugin] Identify would have said.
+func identityOf(data volData, block bool) plugins.Identity {
+	return plugins.Identity{
+		Storage: storageName(data.Driver, data.Handle), Lane: data.Driver, Attach: true, Device: true, Durable: true,
+		Undo: plugins.Undo{undoDriver: data.Driver, undoHandle: data.Handle, undoBlock: strconv.FormatBool(block)},
+	}
+}
+
+// findStaging says where the volume is staged, if it is: at a place of today,
+// or that of an older kubelet.
+func (p *Plugin) findStaging(data volData, spec string, block bool) (string, error) {
+	candidates := []string{p.places().staging(data.Driver, data.Handle), p.places().oldStaging(spec)}
+	if block {
+		candidates = []string{p.places().blockStaging(spec)}
+	}
+	for _, path := range candidates {
+		switch info, err := os.Lstat(path); {
+		case errors.Is(err, fs.ErrNotExist):
+		case err != nil:
+			return "", err
+		case info.IsDir():
+			return path, nil
+		}
+	}
+	return candidates[0], nil // nothing is there: a driver without staging
+}
+
+// FindDevices implements [plugins.DeviceFinder]: it finds what is staged in the
+// kubelet's places, in those of kubelets up to 1.23 too, and for block volumes.
+func (p *Plugin) FindDevices(ctx context.Context) ([]plugins.FoundDevice, []plugins.FoundFault) {
+	f := deviceFinder{places: p.places()}
+	drivers, _ := f.folders(f.places.root())
+	for _, name := range drivers {
+		dir := filepath.Join(f.places.root(), name)
+		if name == devicesDir {
+			f.blockDevices(ctx)
+			continue
+		}
+		f.each(ctx, dir, func(sub string) { f.device(sub, filepath.Join(sub, globalMount), sub, false) })
+	}
+	return f.found, f.faults
+}
+
+// deviceFinder looks for staged volumes. It lists folders above staging paths
+// and never looks into one, where a dead file system may be mounted.
+type deviceFinder struct {
+	places places
+	found  []plugins.FoundDevice
+	faults []plugins.FoundFault
+}
+
+func (f *deviceFinder) fault(path string, err error) {
+	f.faults = append(f.faults, plugins.FoundFault{Path: path, Err: err})
+}
+
+// folders lists the folders in a folder.
+func (f *deviceFinder) folders(dir string) ([]string, error) {
+	entries, err := os.ReadDir(dir)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		f.fault(dir, err)
+	}
+	var names []string
+	for _, e := range entries {
+		if e.IsDir() {
+			names = append(names, e.Name())
+		}
+	}
+	return names, err
+}
+
+func (f *deviceFinder) each(ctx context.Context, dir string, look func(sub string)) {
+	names, _ := f.folders(dir)
+	for _, name := range names {
+		if ctx.Err() != nil {
+			f.fault(dir, context.Cause(ctx))
+			return
+		}
+		look(filepath.Join(dir, name))
+	}
+}
+
+// blockDevices looks at staged block volumes.
+func (f *deviceFinder) blockDevices(ctx context.Context) {
+	f.each(ctx, filepath.Dir(f.places.blockStaging("x")), func(staging string) {
+		f.device(staging, staging, f.places.blockData(filepath.Base(staging)), true)
+	})
+}
+
+// device takes in one staging path. Without a file that tells what is staged
+// there it is a fault, unless nothing is left but empty folders.
+func (f *deviceFinder) device(path, staging, dataDir string, block bool) {
+	data, err := readVolData(dataDir)
+	if err != nil {
+		if _, gone := os.Lstat(staging); errors.Is(gone, fs.ErrNotExist) && errors.Is(err, fs.ErrNotExist) {
+			return // other folders of a driver's own, or what an interrupted removal left
+		}
+		f.fault(path, fmt.Errorf("it may be a staged volume, but nothing tells which: %w", err))
+		return
+	}
+	f.found = append(f.found, plugins.FoundDevice{
+		Reconstructed: plugins.Reconstructed{Identity: identityOf(data, block), DeviceMountPath: staging},
+	})
+}

@@ -1,0 +1,5 @@
+//go:build !unix
+
+package csi
+
+const noFollow = 0
