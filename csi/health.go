@@ -92,7 +92,7 @@ func (p *Plugin) CheckHealth(ctx context.Context, target plugins.Target) ([]plug
 	if err != nil {
 		return nil, err
 	}
-	return askVolumeHealth(ctx, d, at)
+	return p.askVolumeHealth(ctx, d, at, target)
 }
 
 // watchHealth asks for the health of everything published, round after round,
@@ -218,16 +218,16 @@ func (p *Plugin) checkStorage(ctx context.Context, d *driver) error {
 
 func (p *Plugin) checkVolume(ctx context.Context, d *driver, v plugins.PodVolume) error {
 	at, ok := p.recall(v)
-	if !ok || !tellsHealth(d) {
+	if !ok || !tellsHealth(d) || p.isLeaving(v) {
 		return nil
 	}
 	limited, cancel := context.WithTimeout(ctx, p.config.Health.timeout())
 	defer cancel()
-	faults, err := askVolumeHealth(limited, d, at)
+	faults, err := p.askVolumeHealth(limited, d, at, p.host.Layout.Target(v, at.pod))
 	if err != nil || ctx.Err() != nil {
 		return err
 	}
-	if _, still := p.recall(v); !still {
+	if _, still := p.recall(v); !still || p.isLeaving(v) {
 		return nil // the pod went while the driver was asked
 	}
 	before, news := p.health.setVolume(v, faults)

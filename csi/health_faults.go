@@ -59,12 +59,12 @@ func tellsHealth(d *driver) bool {
 }
 
 // askVolumeHealth asks for a volume's health in the way that the driver has.
-func askVolumeHealth(ctx context.Context, d *driver, at published) ([]plugins.Fault, error) {
+func (p *Plugin) askVolumeHealth(ctx context.Context, d *driver, at published, target plugins.Target) ([]plugins.Fault, error) {
 	if !tellsHealth(d) {
 		return nil, plugins.Unsupportedf("CSI driver %s does not tell the health of volumes: it lacks the capability GET_VOLUME_HEALTH", d.name)
 	}
 	if !d.nodeCan.has(canVolumeHealth) {
-		res, err := askStats(ctx, d, at)
+		res, err := p.askStats(ctx, d, at, target)
 		if err != nil {
 			return nil, err
 		}
@@ -78,7 +78,7 @@ func askVolumeHealth(ctx context.Context, d *driver, at published) ([]plugins.Fa
 	if !d.nodeCan.has(canStage) {
 		req.StagingTargetPath = ""
 	}
-	res, err := call(ctx, d, nodeVolumeHealth, at.handle, req, d.node.NodeGetVolumeHealth)
+	res, err := call(ctx, d, nodeVolumeHealth, at.handle, req, ifStillThere(p, at, target, d.node.NodeGetVolumeHealth))
 	if err != nil {
 		return nil, err
 	}

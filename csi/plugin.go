@@ -13,6 +13,18 @@ import (
 	"github.com/volumekit/volumekit/projection"
 )
 
+// Points at which the host's Faults are called.
+const (
+	// FaultPrepared is behind the folders and files for a stage or publish,
+	// before the driver is called.
+	FaultPrepared = "csi.prepared"
+	// FaultCalled is behind a call that made or undid something.
+	FaultCalled = "csi.called"
+	// FaultCleared is between the removal of the file about a volume and that of
+	// its folder.
+	FaultCleared = "csi.cleared"
+)
+
 // DefaultRepublishPeriod is how often a volume is published again whose driver
 // requires that: about as often as the kubelet does it.
 const DefaultRepublishPeriod = time.Minute
@@ -57,6 +69,9 @@ type Plugin struct {
 	// they were staged, with the driver's generation then.
 	restaged map[string]uint64
 
+	// leaving are volumes that are being unpublished: nothing is asked about them
+	// at the place that they leave.
+	leaving map[plugins.PodVolume]struct{}
 	// refused are volumes that their driver cannot expand while they are in
 	// use, with its answer.
 	refused map[string]error
@@ -102,7 +117,7 @@ func New(c Config) (*Plugin, error) {
 	p := &Plugin{
 		host: c.Host, config: c, drivers: c.Drivers, attacher: c.Attacher,
 		tokens: tokens{projection.NewTokenCache(c.Host)},
-		live:   map[plugins.PodVolume]published{}, restaged: map[string]uint64{},
+		live:   map[plugins.PodVolume]published{}, leaving: map[plugins.PodVolume]struct{}{}, restaged: map[string]uint64{},
 	}
 	if p.attacher == nil {
 		p.attacher = WaitAttach(c.Host, WaitOptions{})
@@ -250,6 +265,7 @@ func (p *Plugin) remember(v plugins.PodVolume, what published) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.live[v] = what
+	delete(p.leaving, v)
 	delete(p.refused, storageName(what.driver, what.handle))
 }
 
@@ -266,5 +282,6 @@ func (p *Plugin) drop(v plugins.PodVolume) {
 	defer p.mu.Unlock()
 	gone := p.live[v].source
 	delete(p.live, v)
+	delete(p.leaving, v)
 	p.forgetRefusal(gone)
 }

@@ -220,8 +220,19 @@ func (p *Plugin) callPublish(ctx context.Context, pub *publication) error {
 	if err := makeParents(pub.request.TargetPath); err != nil {
 		return err
 	}
+	if err := p.host.Faults.At(FaultPrepared); err != nil {
+		return plugins.Transient(err)
+	}
 	_, err := call(ctx, pub.driver, nodePublish, pub.handle, pub.request, pub.driver.node.NodePublishVolume)
-	return err
+	return p.called(err)
+}
+
+// called is the fail point behind a call.
+func (p *Plugin) called(err error) error {
+	if err != nil {
+		return err
+	}
+	return plugins.Uncertain(p.host.Faults.At(FaultCalled))
 }
 
 // mayRestage reports whether a volume may be staged again: once for each

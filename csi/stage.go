@@ -131,6 +131,9 @@ func (p *Plugin) stage(ctx context.Context, st *staging, used bool) error {
 	if err != nil {
 		return p.tidyStage(ctx, st, made && !used, err)
 	}
+	if err := p.host.Faults.At(FaultPrepared); err != nil {
+		return p.tidyStage(ctx, st, made && !used, plugins.Transient(err))
+	}
 	_, err = call(ctx, st.driver, nodeStage, st.handle, st.request, st.driver.node.NodeStageVolume)
 	if answered(err) == codes.AlreadyExists && !used {
 		// It is staged with other arguments, and nobody has it.
@@ -139,7 +142,7 @@ func (p *Plugin) stage(ctx context.Context, st *staging, used bool) error {
 		}
 		_, err = call(ctx, st.driver, nodeStage, st.handle, st.request, st.driver.node.NodeStageVolume)
 	}
-	return p.tidyStage(ctx, st, made && !used, err)
+	return p.tidyStage(ctx, st, made && !used, p.called(err))
 }
 
 // makeStagingPlace makes the staging path and the file beside it, and says
@@ -245,7 +248,7 @@ func (p *Plugin) stagingData(path string) string {
 func (p *Plugin) callUnstage(ctx context.Context, d *driver, handle, path string) error {
 	_, err := call(ctx, d, nodeUnstage, handle,
 		&csipb.NodeUnstageVolumeRequest{VolumeId: handle, StagingTargetPath: path}, d.node.NodeUnstageVolume)
-	return p.undone(ctx, err, path)
+	return p.undone(ctx, p.called(err), path)
 }
 
 // undone decides what the answer to an undoing call means: what the driver does

@@ -5,9 +5,11 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"os"
 	"time"
 
 	csipb "github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc"
 
 	"github.com/volumekit/volumekit/plugins"
 )
@@ -26,24 +28,59 @@ func (p *Plugin) Stats(ctx context.Context, target plugins.Target) (plugins.Stat
 	if !d.nodeCan.has(canStats) {
 		return plugins.Stats{}, plugins.Unsupportedf("CSI driver %s does not measure volumes: it lacks the capability GET_VOLUME_STATS", d.name)
 	}
-	res, err := askStats(ctx, d, at)
+	res, err := p.askStats(ctx, d, at, target)
 	if err != nil {
 		return plugins.Stats{}, err
 	}
 	return statsOf(d.name, res, p.host.Time().Now())
 }
 
-func askStats(ctx context.Context, d *driver, at published) (*csipb.NodeGetVolumeStatsResponse, error) {
+func (p *Plugin) askStats(ctx context.Context, d *driver, at published, target plugins.Target) (*csipb.NodeGetVolumeStatsResponse, error) {
 	req := &csipb.NodeGetVolumeStatsRequest{VolumeId: at.handle, VolumePath: at.target, StagingTargetPath: at.staging}
 	if !d.nodeCan.has(canStage) {
 		req.StagingTargetPath = ""
 	}
-	return call(ctx, d, nodeStats, at.handle, req, d.node.NodeGetVolumeStats)
+	return call(ctx, d, nodeStats, at.handle, req, ifStillThere(p, at, target, d.node.NodeGetVolumeStats))
+}
+
+// ifStillThere makes a call only if the volume is where it was believed to be:
+// it may have been unpublished while the call waited for its turn.
+func ifStillThere[Req, Res any](
+	p *Plugin, at published, target plugins.Target, rpc func(context.Context, Req, ...grpc.CallOption) (Res, error),
+) func(context.Context, Req, ...grpc.CallOption) (Res, error) {
+	return func(ctx context.Context, req Req, opts ...grpc.CallOption) (Res, error) {
+		now, err := p.whereabouts(target)
+		if err == nil && (now.driver != at.driver || now.handle != at.handle || now.target != at.target || now.staging != at.staging) {
+			err = plugins.Transientf("volume %s has changed meanwhile", target.Volume.Name)
+		}
+		if err != nil {
+			var none Res
+			return none, &unsentError{err}
+		}
+		return rpc(ctx, req, opts...)
+	}
+}
+
+// leaves says that a volume is about to be unpublished.
+func (p *Plugin) leaves(v plugins.PodVolume) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.leaving[v] = struct{}{}
+}
+
+func (p *Plugin) isLeaving(v plugins.PodVolume) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	_, leaves := p.leaving[v]
+	return leaves
 }
 
 // whereabouts says which volume a target has, and where: what this process has
 // published, else what the files say that an earlier one left.
 func (p *Plugin) whereabouts(t plugins.Target) (published, error) {
+	if p.isLeaving(t.Volume) {
+		return published{}, plugins.Transientf("volume %s is being unpublished", t.Volume.Name)
+	}
 	if at, ok := p.recall(t.Volume); ok {
 		return at, nil
 	}
@@ -51,7 +88,9 @@ func (p *Plugin) whereabouts(t plugins.Target) (published, error) {
 	data, err := readVolData(t.Path)
 	if errors.Is(err, fs.ErrNotExist) {
 		at.block, at.target = true, p.places().blockPublish(t.Volume.Name, t.Volume.Pod)
-		data, err = readVolData(p.places().blockData(t.Volume.Name))
+		if _, err = os.Lstat(at.target); err == nil { // the file is that of all pods
+			data, err = readVolData(p.places().blockData(t.Volume.Name))
+		}
 	}
 	if err != nil {
 		return published{}, plugins.Transient(fmt.Errorf("find out what volume %s is: %w", t.Volume.Name, err))

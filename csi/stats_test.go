@@ -3,6 +3,7 @@ package csi
 import (
 	"context"
 	"os"
+	"runtime"
 	"testing"
 	"time"
 
@@ -81,6 +82,53 @@ func TestStatsWaitForTheVolumesTurn(t *testing.T) {
 	leave()
 }
 
+// What waits for its turn behind an unpublish asks nothing about a place that is
+// no more.
+func TestStatsOfWhatIsUnpublishedMeanwhile(t *testing.T) {
+	t.Parallel()
+	for name, change := range map[string]func(r *growthRig, v plugins.PodVolume){
+		"leaving": func(r *growthRig, v plugins.PodVolume) { r.leaves(v) },
+		"gone":    func(r *growthRig, v plugins.PodVolume) { r.drop(v) },
+		"moved": func(r *growthRig, v plugins.PodVolume) {
+			r.remember(v, published{source: source{driver: "d", handle: "other"}, target: "/t", staging: "/s"})
+		},
+	} {
+		r, s, target := newStatsRig(t)
+		leave, err := r.fake.d.calls.enter(t.Context(), "h")
+		if err != nil {
+			t.Fatal(err)
+		}
+		done := make(chan error)
+		go func() {
+			_, err := r.Stats(t.Context(), target)
+			done <- err
+		}()
+		for waiting := false; !waiting; {
+			r.fake.d.calls.mu.Lock()
+			waiting = r.fake.d.calls.busy["h"].users == 2
+			r.fake.d.calls.mu.Unlock()
+			runtime.Gosched()
+		}
+		change(r, target.Volume)
+		leave()
+		if err := <-done; plugins.ClassOf(err) != plugins.ClassTransient || s.asked != nil {
+			t.Errorf("%s: %v, %v", name, s.asked, err)
+		}
+	}
+	r, s, target := newStatsRig(t)
+	r.leaves(target.Volume)
+	at, _ := r.recall(target.Volume)
+	r.remember(target.Volume, at) // the pod is back
+	if _, err := r.Stats(t.Context(), target); err != nil || s.asked == nil {
+		t.Errorf("published anew: %v", err)
+	}
+	r.leaves(target.Volume)
+	r.drop(target.Volume)
+	if len(r.leaving) != 0 {
+		t.Errorf("remembered: %v", r.leaving)
+	}
+}
+
 func TestStatsOfWhatAnEarlierProcessPublished(t *testing.T) {
 	t.Parallel()
 	r, s, target := newStatsRig(t)
@@ -104,6 +152,12 @@ func TestStatsOfWhatAnEarlierProcessPublished(t *testing.T) {
 		}
 	}
 	write(r.places().blockData("pv"), volData{Driver: "d", Handle: "block"})
+	if _, err := r.Stats(t.Context(), target); plugins.ClassOf(err) != plugins.ClassTransient {
+		t.Errorf("another pod's device: %v", err)
+	}
+	if err := os.MkdirAll(r.places().blockPublish("pv", "pod-uid"), 0o750); err != nil {
+		t.Fatal(err)
+	}
 	check("block", "block", r.places().blockPublish("pv", "pod-uid"), r.places().blockStaging("pv"))
 	write(target.Path, volData{Driver: "d", Handle: "h2", Lifecycle: lifecyclePersistent})
 	check("file system", "h2", target.Path+"/mount", r.places().staging("d", "h2"))

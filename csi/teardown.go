@@ -80,9 +80,10 @@ func (p *Plugin) unpublish(ctx context.Context, req plugins.TearDownRequest, dri
 			p.host.Log.Info("lazy unmount did not work", "path", target, "reason", err.Error())
 		}
 	}
+	p.leaves(req.Volume)
 	_, err = call(ctx, d, nodeUnpublish, handle,
 		&csipb.NodeUnpublishVolumeRequest{VolumeId: handle, TargetPath: target}, d.node.NodeUnpublishVolume)
-	return p.undone(ctx, err, target)
+	return p.undone(ctx, p.called(err), target)
 }
 
 // clear removes a place at which nothing is mounted, and the folder that holds
@@ -101,6 +102,9 @@ func (p *Plugin) clear(ctx context.Context, dir, place string) error {
 	}
 	if err := removeVolData(dir); err != nil && !errors.Is(err, syscall.ENOTDIR) {
 		return plugins.Uncertain(fmt.Errorf("remove the file about the volume: %w", err))
+	}
+	if err := p.host.Faults.At(FaultCleared); err != nil {
+		return plugins.Uncertain(err)
 	}
 	if err := syscall.Rmdir(dir); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return plugins.Uncertain(fmt.Errorf("remove the folder of the volume: %w", &fs.PathError{Op: "rmdir", Path: dir, Err: err}))

@@ -260,7 +260,7 @@ func TestBackoffOfAStaleSocket(t *testing.T) {
 	path := b.path("s")
 	deaf(t, path)
 	b.start()
-	for n, most := range []time.Duration{500 * time.Millisecond, time.Second, 2 * time.Second, 4 * time.Second} {
+	for n, most := range []time.Duration{50 * time.Millisecond, 100 * time.Millisecond, 200 * time.Millisecond, 400 * time.Millisecond} {
 		var s Socket
 		b.wait("the attempt", func(all Status) bool {
 			s, _ = find(all, path)

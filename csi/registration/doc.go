@@ -53,7 +53,7 @@
 //
 // # Attempts
 //
-// A failed attempt is repeated after 500 ms, doubling up to two minutes, and at
+// A failed attempt is repeated after 50 ms, doubling up to two minutes, and at
 // once when the socket is replaced or its permissions change. A socket appears
 // in the folder when the plugin binds it, a moment before it listens: while
 // the file is younger than a second, a refused connection is tried again within

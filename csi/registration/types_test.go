@@ -118,7 +118,7 @@ func TestConfig(t *testing.T) {
 func TestBackoffDoublesToItsBound(t *testing.T) {
 	c, err := Config{Dir: "/x"}.withDefaults()
 	must(t, err)
-	for failures, most := range map[int]time.Duration{1: 500 * time.Millisecond, 2: time.Second, 5: 8 * time.Second, 9: 2 * time.Minute, 1 << 40: 2 * time.Minute} {
+	for failures, most := range map[int]time.Duration{1: 50 * time.Millisecond, 2: 100 * time.Millisecond, 5: 800 * time.Millisecond, 13: 2 * time.Minute, 1 << 40: 2 * time.Minute} {
 		for range 50 {
 			if got := c.backoff(failures); got > most || got < most*4/5 {
 				t.Errorf("backoff after %d failures: %v, at most %v", failures, got, most)

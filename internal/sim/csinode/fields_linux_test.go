@@ -36,7 +36,9 @@ func secret(name string, data map[string]string) *v1.Secret {
 	return s
 }
 
-func ref(name string) *v1.SecretReference { return &v1.SecretReference{Namespace: "default", Name: name} }
+func ref(name string) *v1.SecretReference {
+	return &v1.SecretReference{Namespace: "default", Name: name}
+}
 
 // What a persistent volume says goes where the spec and the kubelet put it.
 func TestFieldsOfStageAndPublish(t *testing.T) {
@@ -153,7 +155,10 @@ func TestReadOnly(t *testing.T) {
 // driver has opted in.
 func TestInlineVolume(t *testing.T) {
 	t.Parallel()
-	r := newRig(t, settings{checker: func(o *checker.Options) { o.AttachUnseen = true; o.Disable = []checker.Rule{checker.StageBeforePublish} }})
+	r := newRig(t, settings{checker: func(o *checker.Options) {
+		o.AttachUnseen = true
+		o.Disable = []checker.Rule{checker.StageBeforePublish}
+	}})
 	r.apply(secret("inline", map[string]string{"key": "canary-inline"}))
 	pod := podOf("one")
 	pod.Spec.Volumes = []v1.Volume{{Name: "scratch", VolumeSource: v1.VolumeSource{CSI: &v1.CSIVolumeSource{
