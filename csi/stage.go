@@ -127,7 +127,13 @@ func (p *Plugin) prepareStage(
 // the volume.
 func (p *Plugin) stage(ctx context.Context, st *staging, used bool) error {
 	path := st.request.StagingTargetPath
-	made, err := p.makeStagingPlace(st)
+	dead := p.dead(ctx, path)
+	if dead != nil && !used {
+		if err := p.callUnstage(ctx, st.driver, st.handle, path); err != nil {
+			return fmt.Errorf("take back a staging whose file system is dead (%w): %w", dead, err)
+		}
+	}
+	made, err := p.makeStagingPlace(st, dead)
 	if err != nil {
 		return p.tidyStage(ctx, st, made && !used, err)
 	}
@@ -142,12 +148,24 @@ func (p *Plugin) stage(ctx context.Context, st *staging, used bool) error {
 		}
 		_, err = call(ctx, st.driver, nodeStage, st.handle, st.request, st.driver.node.NodeStageVolume)
 	}
+	if err != nil && dead != nil && used {
+		err = fmt.Errorf("%w (the staged file system is dead, %w, and pods have it: it can be mounted anew when they are gone)", err, dead)
+	}
 	return p.tidyStage(ctx, st, made && !used, p.called(err))
 }
 
+// dead returns the error with which a mounted file system at path answers whose
+// server or daemon is gone.
+func (p *Plugin) dead(ctx context.Context, path string) error {
+	if point, err := p.host.Mounter.Inspect(ctx, path); err == nil {
+		return point.Corrupt
+	}
+	return nil
+}
+
 // makeStagingPlace makes the staging path and the file beside it, and says
-// whether the path had to be made.
-func (p *Plugin) makeStagingPlace(st *staging) (made bool, err error) {
+// whether the path had to be made. dead says that a mount there does not answer.
+func (p *Plugin) makeStagingPlace(st *staging, dead error) (made bool, err error) {
 	path := st.request.StagingTargetPath
 	if err := makeParents(path); err != nil {
 		return false, err
@@ -155,7 +173,10 @@ func (p *Plugin) makeStagingPlace(st *staging) (made bool, err error) {
 	if err := os.MkdirAll(st.dataDir, 0o750); err != nil {
 		return false, plugins.Transient(err)
 	}
-	if made, err = makeFolder(path); err == nil {
+	if made, err = makeFolder(path); err != nil && dead != nil {
+		err = nil // the driver may know how to mount it anew
+	}
+	if err == nil {
 		err = st.data.write(st.dataDir)
 	}
 	if err != nil {

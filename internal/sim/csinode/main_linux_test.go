@@ -8,8 +8,11 @@ import (
 )
 
 func TestMain(m *testing.M) {
-	if sim.IsAgent() {
+	switch {
+	case sim.IsAgent():
 		sim.RunAgent()
+	case sim.IsFuseServer():
+		sim.ServeFuse()
 	}
 	nstest.Main(m)
 }
