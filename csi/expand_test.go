@@ -386,3 +386,22 @@ func TestInlineVolumesAndOddSizesAreRefused(t *testing.T) {
 		t.Errorf("inline: %v", err)
 	}
 }
+
+// A driver whose every failure reads differently must not have the claim written
+// each time: each write would wake the volume at once.
+func TestRepeatedFailureIsToldOnce(t *testing.T) {
+	t.Parallel()
+	r := newGrowthRig(t)
+	versions := map[string]bool{}
+	for i := range 4 {
+		r.fake.nodeErr = status.Errorf(codes.Internal, "request %d is broken", i)
+		if _, err := r.expand(); plugins.ClassOf(err) != plugins.ClassTransient {
+			t.Fatal(err)
+		}
+		versions[r.now().ResourceVersion] = true
+	}
+	r.want("events", r.reasons(), "PersistentVolumeClaim/VolumeResizeFailed")
+	if len(versions) != 1 {
+		t.Errorf("the claim was written each time: %v", versions)
+	}
+}

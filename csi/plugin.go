@@ -190,9 +190,15 @@ func (p *Plugin) Identify(spec *plugins.Spec) (plugins.Identity, error) {
 	}
 	id.Undo[undoBlock] = strconv.FormatBool(isBlock(spec))
 	id.Storage = storageName(s.driver, s.handle)
-	id.Attach, id.Device, id.MountOptions, id.SELinuxContext = true, true, true, true
+	id.Attach, id.Device, id.MountOptions, id.SELinuxContext = p.attaches(), true, true, true
 	id.Size = p.config.Expansion.wished(spec)
 	return id, nil
+}
+
+// attaches reports whether volumes may have to be attached at all.
+func (p *Plugin) attaches() bool {
+	_, none := p.attacher.(noAttach)
+	return !none
 }
 
 // storageName is the volume's name within the plugin, as in the kubelet.

@@ -73,7 +73,7 @@ func (p *Plugin) MountDevice(ctx context.Context, req plugins.DeviceRequest) (pl
 	if err != nil {
 		return plugins.DeviceResult{}, plugins.Uncertain(fmt.Errorf("look at what the driver staged: %w", err))
 	}
-	return plugins.DeviceResult{Mounted: point.Mounted, Undo: plugins.Undo{undoStaged: "true"}}, nil
+	return plugins.DeviceResult{Mounted: point.Mounted}, nil
 }
 
 // prepareStage finds out all that a stage needs. Nothing on the node changes.
