@@ -46,7 +46,12 @@
 //   - [github.com/volumekit/volumekit/mount]: mounts as values, and the seam to
 //     the kernel; mount/hostmount: Linux; mount/mounttest: in memory, with the
 //     suite that both pass.
-//   - examples/quickstart: a whole program, pods from YAML on real mounts.
+//   - [github.com/volumekit/volumekit/csi]: volumes of CSI drivers, the only door
+//     to gRPC; csi/registration: how drivers make themselves known;
+//     csi/migration: in-tree specs as those of their drivers; csi/csitest: a
+//     driver for tests, and its checker of the orchestrator's conduct.
+//   - examples/quickstart: a whole program, pods from YAML on real mounts;
+//     examples/standalone-csi: CSI without a control plane.
 //
 // # Rules that hold everywhere
 //
