@@ -217,7 +217,8 @@ type Owner interface {
 	// not for content of the volume.
 	//
 	// It follows no symbolic link, be it root itself or on the way to it
-	// (an error that wraps [ErrNotConfined]), and enters no mount below root.
+	// (an error that wraps [ErrNotConfined]), and enters no mount below root;
+	// the files that such a mount covers may be changed or not.
 	// What comes or goes meanwhile may be missed. Entries that fail do not keep
 	// it from the others; they are told by an [OwnershipError]. What was done
 	// before it fails stays done.

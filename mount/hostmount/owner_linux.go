@@ -75,7 +75,7 @@ func (m *Mounter) setGroup(ctx context.Context, root string, o mount.Ownership) 
 		return w.tree(fd, &st)
 	}
 	w.entries.Add(1)
-	err = w.give(fd, &st)
+	err = w.give(fd, w.changeOf(&st))
 	w.report()
 	return err
 }
@@ -112,8 +112,10 @@ type owning struct {
 	gid  uint32
 	// files and folders are the bits that are added.
 	files, folders uint32
-	// mount is what the root lies on.
+	// mount is what is walked on.
 	mount uint64
+	// alone is true if nobody else can mount anything on it.
+	alone bool
 
 	entries, failed atomic.Int64
 	noFchmodat2     atomic.Bool
@@ -150,13 +152,11 @@ func (w *owning) fits(st *unix.Stat_t) bool {
 
 // tree walks the folder that fd is open on, and then changes that.
 func (w *owning) tree(fd int, before *unix.Stat_t) error {
-	id, err := identify(fd)
+	dir, err := w.openRoot(fd, before)
 	if err != nil {
 		return err
 	}
-	w.mount = id.mount
-	dir, err := w.openRoot(fd, before)
-	if err != nil {
+	if dir, err = w.isolate(dir); err != nil {
 		return err
 	}
 	threads := w.o.Parallel
@@ -219,38 +219,57 @@ func (w *owning) finish(fd int, before *unix.Stat_t) error {
 		if err != nil {
 			return err
 		}
-		return w.give(fd, &st)
+		return w.give(fd, w.changeOf(&st))
 	}
 	if w.fits(before) {
 		return nil
 	}
-	if err := w.chown(fd); err != nil {
+	if err := w.chown(fd, "", unix.AT_EMPTY_PATH); err != nil {
 		return err
 	}
 	return w.chmod(fd, (before.Mode&0o7777|w.folders)&^unix.S_ISGID)
 }
 
-// give changes one file that is open, as far as it has to be changed.
-func (w *owning) give(fd int, st *unix.Stat_t) error {
+// change is what has to be done to a file.
+type change struct {
+	chown, chmod bool
+	// mode is the one that chmod sets.
+	mode uint32
+}
+
+func (w *owning) changeOf(st *unix.Stat_t) change {
 	kind, mode := st.Mode&unix.S_IFMT, st.Mode&0o7777
-	bits, cleared := w.files, uint32(unix.S_ISUID|unix.S_ISGID)
+	c := change{chown: st.Gid != w.gid, mode: mode | w.files}
+	cleared := uint32(unix.S_ISUID | unix.S_ISGID) // by chown
 	switch kind {
 	case unix.S_IFCHR, unix.S_IFBLK:
-		return nil
+		return change{}
+	case unix.S_IFLNK:
+		return c
 	case unix.S_IFDIR:
-		bits, cleared = w.folders, 0
+		c.mode, cleared = mode|w.folders, 0
 	}
-	if st.Gid != w.gid {
-		if err := w.chown(fd); err != nil {
+	c.chmod = c.mode != mode || (c.chown && mode&cleared != 0)
+	return c
+}
+
+// give changes one file that is open, as far as it has to be changed.
+func (w *owning) give(fd int, c change) error {
+	if !c.chown && !c.chmod {
+		return nil
+	}
+	if err := w.m.fault("own.change"); err != nil {
+		return err
+	}
+	if c.chown {
+		if err := w.chown(fd, "", unix.AT_EMPTY_PATH); err != nil {
 			return err
 		}
-	} else {
-		cleared = 0
 	}
-	if kind == unix.S_IFLNK || (mode&bits == bits && mode&cleared == 0) {
-		return nil
+	if c.chmod {
+		return w.chmod(fd, c.mode)
 	}
-	return w.chmod(fd, mode|bits)
+	return nil
 }
 
 // fatalError is one that every other entry would meet too.
@@ -258,8 +277,8 @@ type fatalError struct{ error }
 
 func (f fatalError) Unwrap() error { return f.error }
 
-func (w *owning) chown(fd int) error {
-	err := retry(func() error { return unix.Fchownat(fd, "", -1, int(w.gid), unix.AT_EMPTY_PATH) })
+func (w *owning) chown(fd int, name string, flags int) error {
+	err := retry(func() error { return unix.Fchownat(fd, name, -1, int(w.gid), flags) })
 	switch {
 	case err == nil:
 		return nil

@@ -60,6 +60,9 @@ type ownWalker struct {
 	buf    []byte
 	// seen are the entries that are not yet counted for all.
 	seen int64
+	// modes is true if the last file needed another mode. The next one will, in
+	// all likelihood.
+	modes bool
 }
 
 // start lets an idle walker, whose buffer is buf, do f, which it closes.
@@ -154,7 +157,7 @@ func (x *ownWalker) share(f *ownFrame) {
 func (x *ownWalker) visit(f *ownFrame, e dirent) (child ownFrame, isDir bool) {
 	at := place{f.at, e.name}
 	x.count(1)
-	isDir, err := x.entry(f.fd, e.name, &child)
+	isDir, err := x.entry(f.fd, e, &child)
 	if err != nil || isDir {
 		kept := at
 		x.w.note(&kept, err)
@@ -163,11 +166,17 @@ func (x *ownWalker) visit(f *ownFrame, e dirent) (child ownFrame, isDir bool) {
 	return child, isDir
 }
 
-func (x *ownWalker) entry(dir int, name string, child *ownFrame) (isDir bool, err error) {
-	if err := x.w.m.fault("own.entry"); err != nil {
+func (x *ownWalker) entry(dir int, e dirent, child *ownFrame) (isDir bool, err error) {
+	w := x.w
+	if err := w.m.fault("own.entry"); err != nil {
 		return false, err
 	}
-	fd, err := x.w.open(dir, name)
+	if w.alone && !x.modes && e.kind != unix.DT_DIR {
+		if done, err := x.byName(dir, e.name); done || err != nil {
+			return false, err
+		}
+	}
+	fd, err := w.open(dir, e.name)
 	if err != nil {
 		if errors.Is(err, unix.EXDEV) { // a mount
 			err = nil
@@ -179,8 +188,10 @@ func (x *ownWalker) entry(dir int, name string, child *ownFrame) (isDir bool, er
 	if err != nil {
 		return false, err
 	}
-	err = x.w.give(fd, &st)
+	c := w.changeOf(&st)
+	err = w.give(fd, c)
 	if st.Mode&unix.S_IFMT != unix.S_IFDIR {
+		x.modes = c.chmod
 		return false, err
 	}
 	// Failing to change a folder is no reason to spare what is in it, but one
@@ -193,6 +204,30 @@ func (x *ownWalker) entry(dir int, name string, child *ownFrame) (isDir bool, er
 		err = errOpen
 	}
 	return isDir, err
+}
+
+// byName gives an entry to the group without opening it, which is possible
+// where there are no mounts and the group is all that changes: whatever has the
+// name when it is changed is an entry of the folder. A mode, which is made from
+// the one that the entry had, must not meet another file.
+func (x *ownWalker) byName(dir int, name string) (done bool, err error) {
+	var st unix.Stat_t
+	err = retry(func() error { return unix.Fstatat(dir, name, &st, unix.AT_SYMLINK_NOFOLLOW) })
+	if err != nil || st.Mode&unix.S_IFMT == unix.S_IFDIR {
+		return false, err
+	}
+	c := x.w.changeOf(&st)
+	if c.chmod {
+		x.modes = true
+		return false, nil
+	}
+	if !c.chown {
+		return true, nil
+	}
+	if err := x.w.m.fault("own.change"); err != nil {
+		return false, err
+	}
+	return true, x.w.chown(dir, name, unix.AT_SYMLINK_NOFOLLOW)
 }
 
 // open opens an entry of a folder, be it a link or whatever else, with O_PATH:

@@ -180,6 +180,51 @@ func (b namesNoMount) RemoveAll(ctx context.Context, path string) error {
 	return nil
 }
 
+type ownsNothing struct{ *Mounter }
+
+func (b ownsNothing) SetGroup(context.Context, string, mount.Ownership) error { return nil }
+
+type ownsAlways struct{ *Mounter }
+
+func (b ownsAlways) SetGroup(ctx context.Context, root string, o mount.Ownership) error {
+	o.OnRootMismatch = false
+	return b.Mounter.SetGroup(ctx, root, o)
+}
+
+type ownsByPath struct{ *Mounter }
+
+// SetGroup goes by names, through links and mounts.
+func (b ownsByPath) SetGroup(ctx context.Context, root string, o mount.Ownership) error {
+	if err := b.Mounter.SetGroup(ctx, root, o); err != nil && !errors.Is(err, mount.ErrNotConfined) {
+		return err
+	}
+	return filepath.WalkDir(root, func(p string, _ fs.DirEntry, _ error) error {
+		if info, err := os.Stat(p); err == nil {
+			_ = os.Chmod(p, info.Mode().Perm()|0o660)
+		}
+		if inside, err := os.ReadDir(p); err == nil && p != root {
+			for _, e := range inside {
+				_ = os.Chmod(filepath.Join(p, e.Name()), 0o660)
+			}
+		}
+		return nil
+	})
+}
+
+type ownsForWriting struct{ *Mounter }
+
+func (b ownsForWriting) SetGroup(ctx context.Context, root string, o mount.Ownership) error {
+	o.ReadOnly = false
+	return b.Mounter.SetGroup(ctx, root, o)
+}
+
+type ownsSilently struct{ *Mounter }
+
+func (b ownsSilently) SetGroup(ctx context.Context, root string, o mount.Ownership) error {
+	o.Progress = nil
+	return b.Mounter.SetGroup(ctx, root, o)
+}
+
 type attachesEarly struct{ *Mounter }
 
 // Build makes the file system visible at once.
@@ -214,6 +259,11 @@ func TestSuiteCatches(t *testing.T) {
 		{func(m *Mounter) mount.Mounter { return alwaysRecursive{m} }, []string{"bind recursive"}},
 		{func(m *Mounter) mount.Mounter { return reversedTable{m} }, []string{"table order", "mount stacks"}},
 		{func(m *Mounter) mount.Mounter { return namesNoMount{m} }, []string{"remove mount point", "remove above mount"}},
+		{func(m *Mounter) mount.Mounter { return ownsNothing{m} }, []string{"set group", "set group progress", "set group refused"}},
+		{func(m *Mounter) mount.Mounter { return ownsAlways{m} }, []string{"set group on root mismatch"}},
+		{func(m *Mounter) mount.Mounter { return ownsByPath{m} }, []string{"set group and links", "set group and mounts"}},
+		{func(m *Mounter) mount.Mounter { return ownsForWriting{m} }, []string{"set group read-only"}},
+		{func(m *Mounter) mount.Mounter { return ownsSilently{m} }, []string{"set group progress"}},
 		{func(m *Mounter) mount.Mounter { return attachesEarly{m} }, []string{"build", "build and drop"}},
 	} {
 		t.Run(fmt.Sprintf("%T", tt.broken(New(Options{}))), func(t *testing.T) {

@@ -11,7 +11,7 @@ import (
 )
 
 func cases() []testCase {
-	return slices.Concat(mountCases(), unmountCases(), inspectCases(), removeCases(), otherCases())
+	return slices.Concat(mountCases(), unmountCases(), inspectCases(), removeCases(), ownerCases(), otherCases())
 }
 
 func mountCases() []testCase {

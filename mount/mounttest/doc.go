@@ -33,6 +33,7 @@
 //     with a target inside deletes the imitation; [Mounter.RemoveAll] refuses.
 //   - ReadOnly and the other flags are kept and reported. RemoveAll obeys
 //     ReadOnly; the operating system's own calls do not.
+//   - [Mounter.SetGroup] keeps groups in memory; the files stay their owner's.
 //   - Open files make nothing busy. [Mounter.Busy] does.
 //   - A bind mount without Recursive of a folder that has mounts inside shows
 //     their content although Inspect and Table know that they are not there.

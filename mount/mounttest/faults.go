@@ -28,6 +28,7 @@ const (
 	OpNamespace   Op = "namespace"
 	OpWatch       Op = "watch"
 	OpResize      Op = "resize"
+	OpSetGroup    Op = "setGroup"
 	// AnyOp stands for all of them in a [Fault].
 	AnyOp Op = ""
 )
@@ -45,6 +46,8 @@ type Call struct {
 	Unmount mount.UnmountOptions
 	// Bytes is how large, for OpResize.
 	Bytes int64
+	// Ownership is whose the files were to be, for OpSetGroup.
+	Ownership mount.Ownership
 	// Err is what the caller got.
 	Err error
 }

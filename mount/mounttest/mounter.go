@@ -41,8 +41,8 @@ type Options struct {
 
 // Mounter imitates a kernel's mounts; see the package comment for how. It
 // implements [mount.Mounter], [mount.Builder], [mount.Watcher],
-// [mount.Resizer], [mount.Propagator] and [mount.Identifier]. Its zero value is not usable;
-// make one with [New]. All methods are safe for concurrent use.
+// [mount.Resizer], [mount.Propagator], [mount.Identifier] and [mount.Owner]. Its
+// zero value is not usable; make one with [New]. All methods are safe for concurrent use.
 type Mounter struct {
 	options Options
 	faults  faults
@@ -53,6 +53,7 @@ type Mounter struct {
 	namespace mount.Namespace
 	boots     int
 	watchers  map[chan struct{}]bool
+	groups    map[dentry]int64
 }
 
 var (
@@ -82,6 +83,7 @@ func New(options Options) *Mounter {
 	return &Mounter{
 		options: options, namespace: options.Namespace, tree: newTree(options),
 		busy: map[string]int{}, watchers: map[chan struct{}]bool{},
+		groups: map[dentry]int64{},
 	}
 }
 

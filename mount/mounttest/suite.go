@@ -13,15 +13,16 @@ import (
 )
 
 // TestMounter checks that a mounter keeps every rule of [mount.Mounter], and
-// of [mount.Builder], [mount.Propagator] and [mount.Identifier] where it
-// implements them. Each rule is a subtest; one that fails prints the rule.
+// of [mount.Builder], [mount.Propagator], [mount.Identifier] and [mount.Owner]
+// where it implements them. Each rule is a subtest; one that fails prints the rule.
 //
 // newMounter returns a mounter and an existing empty folder below which it can
 // mount tmpfs and bind mounts, whose propagation may be shared or private. It is called once for each
 // subtest and cleans up with t.Cleanup or t.TempDir; what a subtest left
 // mounted is unmounted lazily before that. A mounter whose mounts are not made
 // busy by open files has methods Busy(target string) and Free(target string)
-// like [Mounter]'s.
+// like [Mounter]'s, and one that keeps the group of a file to itself has its
+// Group.
 //
 // The cases named in except are skipped. They are for rules which a mounter
 // says in its documentation that it cannot keep.
