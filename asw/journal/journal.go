@@ -79,6 +79,7 @@ type Journal struct {
 	lockID  identity
 	fileID  identity
 	table   table
+	batch   *batch // the lines that are being gathered
 	file    *os.File
 	size    int64
 	synced  uint64 // lines up to this one are on the disk
@@ -247,7 +248,7 @@ func (j *Journal) Put(ctx context.Context, rec Record) error {
 	if err != nil {
 		return plugins.Permanent(err)
 	}
-	return j.change(ctx, line, rec.Durable, func(t *table) { t.put(&rec, int64(len(line))) })
+	return j.change(ctx, &change{line: line, entry: &entry{Record: rec, size: int64(len(line))}}, rec.Durable)
 }
 
 // Delete forgets a record. durable is as for [Journal.Put]. To delete what is
@@ -263,36 +264,7 @@ func (j *Journal) Delete(ctx context.Context, key Key, durable bool) error {
 	if err != nil {
 		return plugins.Permanent(err)
 	}
-	return j.change(ctx, line, durable, func(t *table) { t.del(key) })
-}
-
-// change appends a line, enters it, and compacts if that is worth while.
-func (j *Journal) change(ctx context.Context, line []byte, durable bool, enter func(*table)) error {
-	if err := j.take(ctx); err != nil {
-		return plugins.Transient(err)
-	}
-	seq, due, err := j.enter(line, enter)
-	if err != nil {
-		return plugins.Transient(fmt.Errorf("append to journal: %w", err))
-	}
-	if due {
-		j.compact()
-	}
-	return j.durable(ctx, durable, seq)
-}
-
-// enter appends a line and has its meaning entered. The caller has the turn,
-// which this gives away. due says that it is worth while to compact.
-func (j *Journal) enter(line []byte, enter func(*table)) (seq uint64, due bool, err error) {
-	defer j.give() // also where a hook or a log panics
-	if err := j.append(line); err != nil {
-		return 0, false, err
-	}
-	j.mu.Lock()
-	enter(&j.table)
-	seq = j.table.lines
-	j.mu.Unlock()
-	return seq, j.wasteful() && !j.compacting && !j.closed && canReplace, nil
+	return j.change(ctx, &change{line: line, key: key}, durable)
 }
 
 // take waits for the turn to write.
@@ -301,18 +273,29 @@ func (j *Journal) take(ctx context.Context) error {
 	case j.turn <- struct{}{}:
 		return nil
 	case <-ctx.Done():
-		return fmt.Errorf("wait for the journal: %w", context.Cause(ctx))
+		return waitEnded(ctx)
 	}
+}
+
+func waitEnded(ctx context.Context) error {
+	return fmt.Errorf("wait for the journal: %w", context.Cause(ctx))
 }
 
 // give lets the next one write.
 func (j *Journal) give() { <-j.turn }
 
-// append writes a line, and the header before it if that is due. It looks
-// afterwards whether the file that has the line is still the journal: what was
+// append writes lines, and the header before them if that is due. It looks
+// afterwards whether the file that has them is still the journal: what was
 // written to a file that has no name any more is not recorded. The caller has
 // the turn. With an error the file is as before.
-func (j *Journal) append(line []byte) error {
+func (j *Journal) append(lines []byte) error {
+	if err := j.tryAppend(lines); err != nil {
+		return fmt.Errorf("append to journal: %w", err)
+	}
+	return nil
+}
+
+func (j *Journal) tryAppend(lines []byte) error {
 	if j.closed {
 		return ErrClosed
 	}
@@ -326,7 +309,7 @@ func (j *Journal) append(line []byte) error {
 	}
 	for tries := 0; ; tries++ {
 		before, headDue := j.size, j.headDue
-		if err := j.write(line); err != nil {
+		if err := j.write(lines); err != nil {
 			return err
 		}
 		if j.inPlace() {
@@ -346,11 +329,11 @@ func (j *Journal) append(line []byte) error {
 	}
 }
 
-// maxRestores is how often one line brings a removed journal back.
+// maxRestores is how often one append brings a removed journal back.
 const maxRestores = 2
 
-// write writes a line at the end of the file.
-func (j *Journal) write(line []byte) error {
+// write writes lines at the end of the file.
+func (j *Journal) write(lines []byte) error {
 	if err := j.cut(); err != nil {
 		return err
 	}
@@ -360,10 +343,10 @@ func (j *Journal) write(line []byte) error {
 		if err != nil {
 			return err
 		}
-		line = append(head, line...)
+		lines = append(head, lines...)
 	}
 	j.torn = true
-	_, err := j.file.WriteAt(line, j.size)
+	_, err := j.file.WriteAt(lines, j.size)
 	if err == nil {
 		err = j.options.Faults.At("journal.appended")
 	}
@@ -372,7 +355,7 @@ func (j *Journal) write(line []byte) error {
 	}
 	j.torn, j.headDue = false, j.headDue && !headed
 	j.mu.Lock()
-	j.size += int64(len(line))
+	j.size += int64(len(lines))
 	j.mu.Unlock()
 	return nil
 }

@@ -23,6 +23,9 @@ const version = 1
 // small; the limit keeps a damaged file from filling the memory.
 const maxLine = 256 << 10
 
+// usualLine is what most lines fit into.
+const usualLine = 320
+
 // prefix is the length of the checksum and the space behind it.
 const prefix = 9
 
@@ -47,7 +50,7 @@ var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
 // encode makes a line of a change.
 func encode(op string, r *Record) ([]byte, error) {
-	line := make([]byte, prefix, prefix+512)
+	line := make([]byte, prefix, prefix+usualLine)
 	return seal(appendRecord(line, op, r))
 }
 

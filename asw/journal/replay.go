@@ -37,15 +37,16 @@ type table struct {
 	live int64
 }
 
-func (t *table) put(rec *Record, size int64) {
+// put enters a record, whose place it tells.
+func (t *table) put(e *entry) {
 	t.lines++
-	e := &entry{Record: *rec, order: t.lines, seq: t.lines, size: size}
-	if old := t.entries[rec.Key]; old != nil {
+	e.order, e.seq = t.lines, t.lines
+	if old := t.entries[e.Key]; old != nil {
 		e.order = old.order
 		t.live -= old.size
 	}
-	t.live += size
-	t.entries[rec.Key] = e
+	t.live += e.size
+	t.entries[e.Key] = e
 }
 
 func (t *table) del(key Key) {
@@ -140,7 +141,7 @@ func (p *replay) take(line []byte) error {
 			p.namespace = *w.Namespace
 		}
 	case opPut:
-		p.put(&w.Record, int64(len(line))+1)
+		p.put(&entry{Record: w.Record, size: int64(len(line)) + 1})
 	case opDel:
 		p.del(w.Key)
 	}
