@@ -115,12 +115,20 @@ type Builder interface {
 // goroutine. Close must be called in every case; after Attach it releases the
 // descriptors alone.
 type Detached interface {
-	// Root opens its files. The result is closed by Close.
-	Root() *os.Root
+	// Root opens its files. It is the same at each call, and closed by Close.
+	Root() (*os.Root, error)
 	// Attach makes it visible at target, which must exist.
 	Attach(ctx context.Context, target string) error
 	// Close gives the descriptors back. What was never attached is gone then.
 	Close() error
+}
+
+// Opened is implemented by a [Detached] whose top folder is open already, for
+// those who work relative to a descriptor.
+type Opened interface {
+	// Fd is the descriptor, opened with O_PATH at least (open(2)). It belongs to
+	// the Detached and is good until Close.
+	Fd() int
 }
 
 // Watcher is implemented by mounters that learn from the kernel when the mount

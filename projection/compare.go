@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"os"
 	"path"
 	"slices"
 	"syscall"
@@ -27,20 +26,20 @@ type comparison struct {
 // removed, and changed ones. Files are compared byte by byte, since the disk
 // is the only thing that two processes share. What cannot be read counts as
 // changed: writing it anew is the cure.
-func (w *Writer) compare(ctx context.Context, live string, tree *Tree) ([]string, error) {
+func compare(ctx context.Context, top folder, live string, tree *Tree) ([]string, error) {
 	if live == "" {
 		return tree.Paths(), nil
 	}
 	c := &comparison{tree: tree, seen: make(map[string]bool, tree.Len())}
-	root, err := w.Root.OpenRoot(live)
+	root, err := top.open(live)
 	if err != nil {
 		return tree.Paths(), nil //nolint:nilerr // as said above
 	}
-	if info, err := root.Stat("."); err == nil {
-		c.base = ownerOf(info)
+	if info, err := root.stat(); err == nil {
+		c.base = info.owner
 	}
 	err = c.folder(ctx, root, "")
-	if err = errors.Join(err, root.Close()); err != nil {
+	if err = errors.Join(err, root.close()); err != nil {
 		return nil, err
 	}
 	for name := range tree.files {
@@ -52,8 +51,8 @@ func (w *Writer) compare(ctx context.Context, live string, tree *Tree) ([]string
 	return c.changed, nil
 }
 
-func (c *comparison) folder(ctx context.Context, root *os.Root, at string) error {
-	have, err := list(root)
+func (c *comparison) folder(ctx context.Context, in folder, at string) error {
+	have, err := in.names()
 	if err != nil {
 		return err
 	}
@@ -63,12 +62,12 @@ func (c *comparison) folder(ctx context.Context, root *os.Root, at string) error
 		}
 		full := path.Join(at, name)
 		want, wanted := c.tree.files[full]
-		if wanted && c.same(root, name, want) {
+		if wanted && c.same(in, name, want) {
 			c.seen[full] = true
 			continue
 		}
-		if info, err := root.Lstat(name); err == nil && info.IsDir() {
-			if err := c.subfolder(ctx, root, full); err != nil {
+		if in.isFolder(name) {
+			if err := c.subfolder(ctx, in, full); err != nil {
 				return err
 			}
 			continue
@@ -79,31 +78,31 @@ func (c *comparison) folder(ctx context.Context, root *os.Root, at string) error
 	return nil
 }
 
-func (c *comparison) subfolder(ctx context.Context, parent *os.Root, full string) error {
-	root, err := parent.OpenRoot(path.Base(full))
+func (c *comparison) subfolder(ctx context.Context, parent folder, full string) error {
+	sub, err := parent.open(path.Base(full))
 	if err != nil {
 		return err
 	}
-	return errors.Join(c.folder(ctx, root, full), root.Close())
+	return errors.Join(c.folder(ctx, sub, full), sub.close())
 }
 
 // same reports whether a file on disk is what is wanted.
-func (c *comparison) same(root *os.Root, name string, want File) bool {
-	file, err := root.OpenFile(name, os.O_RDONLY|openFlags, 0)
+func (c *comparison) same(in folder, name string, want File) bool {
+	file, err := in.openFile(name)
 	if err != nil {
 		return false
 	}
-	defer file.Close()
-	info, err := file.Stat()
-	if err != nil || info.Size() != int64(len(want.Data)) || info.Mode() != fs.FileMode(want.Mode) ||
-		ownerOf(info) != c.base.with(want) {
+	defer func() { _ = file.close() }()
+	info, err := file.stat()
+	if err != nil || !info.regular || info.size != int64(len(want.Data)) || info.perm != fs.FileMode(want.Mode) ||
+		info.owner != c.base.with(want) {
 		return false
 	}
 	if need := min(len(want.Data), 64<<10); need > len(c.buffer) {
 		c.buffer = make([]byte, max(need, 4<<10))
 	}
 	for rest := want.Data; len(rest) > 0; {
-		n, err := file.Read(c.buffer[:min(len(rest), len(c.buffer))])
+		n, err := file.read(c.buffer[:min(len(rest), len(c.buffer))])
 		if n == 0 || err != nil || !bytes.Equal(c.buffer[:n], rest[:n]) {
 			return false
 		}
@@ -115,25 +114,25 @@ func (c *comparison) same(root *os.Root, name string, want File) bool {
 // removeTree removes name and all below it. It follows no link and enters no
 // mount: rmdir(2) and unlink(2) refuse a mount point with EBUSY, before they
 // ask whether a folder is empty.
-func removeTree(root *os.Root, name string) error {
-	err := root.Remove(name)
+func removeTree(in folder, name string) error {
+	err := in.remove(name)
 	switch {
 	case err == nil || errors.Is(err, fs.ErrNotExist):
 		return nil
 	case errors.Is(err, syscall.EBUSY):
 		return fmt.Errorf("%w: %w", mount.ErrCrossesMount, err)
 	}
-	sub, notDir := root.OpenRoot(name)
+	sub, notDir := in.open(name)
 	if notDir != nil {
 		return err
 	}
-	have, err := list(sub)
+	have, err := sub.names()
 	errs := []error{err}
 	for inner := range have {
 		errs = append(errs, removeTree(sub, inner))
 	}
-	if err := errors.Join(append(errs, sub.Close())...); err != nil {
+	if err := errors.Join(append(errs, sub.close())...); err != nil {
 		return err
 	}
-	return root.Remove(name)
+	return in.remove(name)
 }

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
 	"slices"
 	"syscall"
 
@@ -70,12 +69,12 @@ func (v *Volume) mountNew(ctx context.Context, target string, tree *Tree) (Write
 }
 
 func (v *Volume) fillMount(ctx context.Context, target string, tree *Tree) (WriteResult, error) {
-	root, err := os.OpenRoot(target)
+	top, err := openFolder(target)
 	if err != nil {
 		return WriteResult{}, err
 	}
-	defer root.Close()
-	return v.writer(root, true).Write(ctx, tree)
+	defer func() { _ = top.close() }()
+	return v.writer(&top, true).Write(ctx, tree)
 }
 
 func (v *Volume) build(ctx context.Context, builder mount.Builder, m mount.Mount, tree *Tree) (WriteResult, error) {
@@ -87,7 +86,7 @@ func (v *Volume) build(ctx context.Context, builder mount.Builder, m mount.Mount
 	if err != nil {
 		return WriteResult{}, err
 	}
-	wrote, err := v.writer(built.Root(), true).Write(ctx, tree)
+	wrote, err := v.fillBuilt(ctx, built, tree)
 	if err == nil {
 		err = built.Attach(ctx, m.Target)
 	}
@@ -113,4 +112,14 @@ func (v *Volume) withoutSwap(m mount.Mount, do func(mount.Mount) error) error {
 		}
 	}
 	return err
+}
+
+// fillBuilt writes into a file system that nobody sees yet.
+func (v *Volume) fillBuilt(ctx context.Context, built mount.Detached, tree *Tree) (WriteResult, error) {
+	top, err := folderIn(built)
+	if err != nil {
+		return WriteResult{}, err
+	}
+	defer func() { _ = top.close() }()
+	return v.writer(&top, true).Write(ctx, tree)
 }

@@ -4,7 +4,6 @@ package projection
 
 import (
 	"io/fs"
-	"os"
 
 	"github.com/volumekit/volumekit/plugins"
 )
@@ -26,7 +25,7 @@ func (o owner) with(f File) owner {
 	return o
 }
 
-func chown(_ *os.File, _ owner, source string) error {
+func chown(_ file, _ owner, source string) error {
 	return plugins.Unsupportedf("file of %s: owners cannot be set on this platform", source)
 }
 

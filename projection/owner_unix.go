@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"io/fs"
 	"math"
-	"os"
 	"syscall"
 
 	"github.com/volumekit/volumekit/plugins"
@@ -41,14 +40,14 @@ func (o owner) with(f File) owner {
 // chown hands a file over. An id that is not mapped into this process's user
 // namespace gives EINVAL, a process without the right EPERM; neither will pass
 // when tried again.
-func chown(file *os.File, to owner, source string) error {
+func chown(file file, to owner, source string) error {
 	for _, id := range []int64{to.uid, to.gid} {
 		// -1 keeps what is there, in 32 bits too, and no file has it.
 		if id < -1 || id >= math.MaxUint32 {
 			return plugins.Permanent(fmt.Errorf("give file of %s away: %w: %d", source, plugins.ErrBadID, id))
 		}
 	}
-	err := file.Chown(int(to.uid), int(to.gid))
+	err := file.chown(int(to.uid), int(to.gid))
 	switch {
 	case errors.Is(err, syscall.EINVAL):
 		return plugins.Unsupported(fmt.Errorf("give file of %s to user %d, group %d, an id that has no mapping in this user namespace: %w",

@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"os"
 	"path"
 	"slices"
 	"strings"
@@ -69,10 +68,10 @@ func (p *place) prefix() string {
 }
 
 // makeVisible creates what is missing at a place and repairs what is wrong.
-func makeVisible(p *place, root *os.Root, have names) error {
+func makeVisible(p *place, at folder, have names) error {
 	var errs []error
 	for _, name := range p.order {
-		if err := makeName(root, name, p.names[name], have[name]); err != nil {
+		if err := makeName(at, name, p.names[name], have[name]); err != nil {
 			errs = append(errs, fmt.Errorf("make %s: %w", path.Join(p.dir, name), err))
 		}
 	}
@@ -81,87 +80,71 @@ func makeVisible(p *place, root *os.Root, have names) error {
 
 // makeName brings one name to a link with this text, or to a folder where the
 // text is empty. there tells whether the name exists.
-func makeName(root *os.Root, name, text string, there bool) error {
+func makeName(at folder, name, text string, there bool) error {
 	if there {
-		now, err := root.Readlink(name)
+		now, err := at.readlink(name)
 		switch {
 		case err == nil && text != "" && now == text:
 			return nil
 		case err == nil && text != "":
-			return replaceLink(root, name, text)
+			return replaceLink(at, name, text)
 		case err != nil && text == "":
-			if info, err := root.Lstat(name); err == nil && info.IsDir() {
+			if at.isFolder(name) {
 				return nil
 			}
 		}
 		// A file, a link where a folder belongs, or an empty folder. A folder
 		// that is not empty stays, and fails.
-		if err := root.Remove(name); err != nil {
+		if err := at.remove(name); err != nil {
 			return err
 		}
 	}
 	if text != "" {
-		return root.Symlink(text, name)
+		return at.symlink(text, name)
 	}
-	if err := root.Mkdir(name, dirMode); err != nil {
+	if err := at.mkdir(name, dirMode); err != nil {
 		return err
 	}
-	return root.Chmod(name, dirMode) // whatever the umask: pods of any user pass here
+	return at.chmodIn(name, dirMode) // whatever the umask: pods of any user pass here
 }
 
 // replaceLink renames a new link over the wrong one: at no moment is the name
 // missing.
-func replaceLink(root *os.Root, name, text string) error {
-	if err := removeIfThere(root, tempLink); err != nil {
+func replaceLink(at folder, name, text string) error {
+	if err := removeIfThere(at, tempLink); err != nil {
 		return err
 	}
-	if err := root.Symlink(text, tempLink); err != nil {
+	if err := at.symlink(text, tempLink); err != nil {
 		return err
 	}
-	return root.Rename(tempLink, name)
+	return at.rename(tempLink, name)
 }
 
 // hideGone removes the links of files that are no more. What is not a link of
 // ours is left alone.
-func hideGone(p *place, root *os.Root, have names) error {
+func hideGone(p *place, at folder, have names) error {
 	var errs []error
 	for name := range have {
 		if _, wanted := p.names[name]; wanted || strings.HasPrefix(name, "..") && p.dir == "." {
 			continue
 		}
-		text, err := root.Readlink(name)
+		text, err := at.readlink(name)
 		if err != nil || !strings.HasPrefix(text, p.prefix()) {
 			continue
 		}
-		if err := removeIfThere(root, name); err != nil {
+		if err := removeIfThere(at, name); err != nil {
 			errs = append(errs, fmt.Errorf("remove link %s: %w", path.Join(p.dir, name), err))
 		}
 	}
 	return errors.Join(errs...)
 }
 
-// names are those in a folder. Their types are not among them: within an
-// [os.Root] each would cost a system call.
+// names are those in a folder. Their types are not among them: those would cost
+// a system call each on some file systems.
 type names map[string]bool
 
-func list(root *os.Root) (names, error) {
-	dir, err := root.OpenFile(".", os.O_RDONLY|openFlags, 0)
-	if err != nil {
-		return nil, err
-	}
-	entries, err := dir.Readdirnames(-1)
-	if err = errors.Join(err, dir.Close()); err != nil {
-		return nil, err
-	}
-	have := make(names, len(entries))
-	for _, name := range entries {
-		have[name] = true
-	}
-	return have, nil
-}
-
-func removeIfThere(root *os.Root, name string) error {
-	if err := root.Remove(name); err != nil && !errors.Is(err, fs.ErrNotExist) {
+func removeIfThere(at folder, name string) error {
+	if err := at.remove(name); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
 	return nil

@@ -184,40 +184,40 @@ func (v *Volume) first(ctx context.Context, target string, tree *Tree) (WriteRes
 
 // fill writes into a plain folder that is new.
 func (v *Volume) fill(ctx context.Context, target string, tree *Tree) (WriteResult, error) {
-	root, err := os.OpenRoot(target)
+	top, err := openFolder(target)
 	if err != nil {
 		return WriteResult{}, err
 	}
-	defer root.Close()
-	info, err := root.Stat(".")
-	if err == nil && info.Mode().Perm() != dirMode { // the umask took some
-		err = root.Chmod(".", dirMode|info.Mode()&fs.ModeSetgid)
+	defer func() { _ = top.close() }()
+	info, err := top.stat()
+	if err == nil && info.perm != dirMode { // the umask took some
+		err = top.chmod(info.withMode(dirMode))
 	}
 	if err != nil {
 		return WriteResult{}, err
 	}
-	return v.writer(root, true).Write(ctx, tree)
+	return v.writer(&top, true).Write(ctx, tree)
 }
 
 // write brings a folder that is there up to date.
 func (v *Volume) write(ctx context.Context, target string, tree *Tree) (WriteResult, error) {
-	root, err := os.OpenRoot(target)
+	top, err := openFolder(target)
 	if err != nil {
 		return WriteResult{}, plugins.Transient(err)
 	}
-	defer root.Close()
-	wrote, err := v.writer(root, false).Write(ctx, tree)
+	defer func() { _ = top.close() }()
+	wrote, err := v.writer(&top, false).Write(ctx, tree)
 	if v.cfg.Memory && errors.Is(err, syscall.ENOSPC) {
 		if err := v.makeRoom(ctx, target, tree, err); err != nil {
 			return WriteResult{}, err
 		}
-		wrote, err = v.writer(root, false).Write(ctx, tree)
+		wrote, err = v.writer(&top, false).Write(ctx, tree)
 	}
 	return wrote, err
 }
 
-func (v *Volume) writer(root *os.Root, empty bool) *Writer {
-	return &Writer{Root: root, Clock: v.host.Time(), Faults: v.host.Faults, Empty: empty, Linger: lingerTime}
+func (v *Volume) writer(at *folder, empty bool) *Writer {
+	return &Writer{at: at, Clock: v.host.Time(), Faults: v.host.Faults, Empty: empty, Linger: lingerTime}
 }
 
 // Refresh renders again and writes what changed. It neither makes nor mounts

@@ -41,6 +41,9 @@ const (
 type Writer struct {
 	// Root is the folder. The caller opens and closes it.
 	Root *os.Root
+	// at is the folder in place of Root, for those in this package that have
+	// it open.
+	at *folder
 	// Clock names version folders by time; nil means the real one.
 	Clock clock.PassiveClock
 	// Faults is a hook for tests.
@@ -77,18 +80,30 @@ type WriteResult struct {
 // be set here. An error after it is of class uncertain: the new content is
 // whole and live, something around it is not tidy; the next Write tidies up.
 func (w *Writer) Write(ctx context.Context, tree *Tree) (WriteResult, error) {
-	found, err := w.look()
+	if w.at != nil {
+		return w.write(ctx, *w.at, tree)
+	}
+	top, err := folderOf(w.Root)
 	if err != nil {
 		return WriteResult{}, plugins.Transient(err)
 	}
-	untidy := w.sweep(found)
-	changed, err := w.compare(ctx, found.live, tree)
+	defer func() { _ = top.close() }()
+	return w.write(ctx, top, tree)
+}
+
+func (w *Writer) write(ctx context.Context, top folder, tree *Tree) (WriteResult, error) {
+	found, err := w.look(top)
+	if err != nil {
+		return WriteResult{}, plugins.Transient(err)
+	}
+	untidy := sweep(top, found)
+	changed, err := compare(ctx, top, found.live, tree)
 	if err != nil {
 		return WriteResult{}, plugins.Transient(err)
 	}
 	res := WriteResult{Version: found.live, Changed: changed}
 	if found.live == "" || len(changed) > 0 {
-		version, err := w.replace(ctx, tree)
+		version, err := w.replace(ctx, top, tree)
 		if err != nil {
 			if plugins.ClassOf(err) == plugins.ClassUncertain {
 				err = plugins.Transient(err)
@@ -97,7 +112,7 @@ func (w *Writer) Write(ctx context.Context, tree *Tree) (WriteResult, error) {
 		}
 		res.Wrote, res.Version, found.replaced = true, version, true
 	}
-	if err := errors.Join(untidy, w.finish(ctx, tree, found)); err != nil {
+	if err := errors.Join(untidy, w.finish(ctx, top, tree, found)); err != nil {
 		return res, plugins.Uncertain(err)
 	}
 	return res, nil
@@ -112,17 +127,17 @@ type found struct {
 
 // look finds what is in the folder and which version is live. A "..data" that
 // leads anywhere but to a version folder counts as none and gets replaced.
-func (w *Writer) look() (found, error) {
+func (w *Writer) look(top folder) (found, error) {
 	if w.Empty {
 		return found{}, nil
 	}
-	have, err := list(w.Root)
+	have, err := top.names()
 	if err != nil {
 		return found{}, err
 	}
 	f := found{have: have}
 	if have[dataLink] {
-		live, err := w.Root.Readlink(dataLink)
+		live, err := top.readlink(dataLink)
 		if err != nil {
 			return f, err
 		}
@@ -141,11 +156,11 @@ func isVersion(name string) bool {
 // sweep removes what a killed writer left, before anything is built: its
 // leftovers must not use up the space that the new version needs. What cannot
 // be removed does not stand in the way of the content.
-func (w *Writer) sweep(f found) error {
+func sweep(top folder, f found) error {
 	var errs []error
 	for name := range f.have {
 		if name == tempLink || isVersion(name) && name != f.live {
-			if err := removeTree(w.Root, name); err != nil {
+			if err := removeTree(top, name); err != nil {
 				errs = append(errs, fmt.Errorf("remove leftover: %w", err))
 			}
 		}
@@ -154,23 +169,23 @@ func (w *Writer) sweep(f found) error {
 }
 
 // replace builds a version aside and publishes it.
-func (w *Writer) replace(ctx context.Context, tree *Tree) (string, error) {
-	version, err := w.makeVersion()
+func (w *Writer) replace(ctx context.Context, top folder, tree *Tree) (string, error) {
+	version, err := w.makeVersion(top)
 	if err != nil {
 		return "", err
 	}
-	err = w.build(ctx, version, tree)
+	err = w.build(ctx, top, version, tree)
 	if err == nil {
-		err = w.publish(version)
+		err = w.publish(top, version)
 	}
 	if err != nil {
-		return "", errors.Join(err, removeTree(w.Root, version))
+		return "", errors.Join(err, removeTree(top, version))
 	}
 	return version, nil
 }
 
 // makeVersion creates an empty version folder.
-func (w *Writer) makeVersion() (string, error) {
+func (w *Writer) makeVersion(top folder) (string, error) {
 	var c clock.PassiveClock = clock.RealClock{}
 	if w.Clock != nil {
 		c = w.Clock
@@ -178,7 +193,7 @@ func (w *Writer) makeVersion() (string, error) {
 	stamp := c.Now().UTC().Format("..2006_01_02_15_04_05.")
 	for range 100 {
 		name := fmt.Sprintf("%s%010d", stamp, rand.Uint32()) //nolint:gosec // unique, not secret
-		err := w.Root.Mkdir(name, dirMode)
+		err := top.mkdir(name, dirMode)
 		if err == nil || !errors.Is(err, fs.ErrExist) {
 			return name, err
 		}
@@ -187,8 +202,8 @@ func (w *Writer) makeVersion() (string, error) {
 }
 
 // build fills a version folder.
-func (w *Writer) build(ctx context.Context, version string, tree *Tree) error {
-	dir, err := w.Root.OpenRoot(version)
+func (w *Writer) build(ctx context.Context, top folder, version string, tree *Tree) error {
+	dir, err := top.open(version)
 	if err != nil {
 		return err
 	}
@@ -215,20 +230,20 @@ func (w *Writer) build(ctx context.Context, version string, tree *Tree) error {
 }
 
 // publish is the switch. If it fails, the temporary link is gone again.
-func (w *Writer) publish(version string) error {
+func (w *Writer) publish(top folder, version string) error {
 	if w.Empty { // nothing to replace, and a link is whole from its first moment
 		if err := w.Faults.At(FaultLinkMade); err != nil {
 			return err
 		}
-		return w.Root.Symlink(version, dataLink)
+		return top.symlink(version, dataLink)
 	}
-	err := w.Root.Symlink(version, tempLink)
+	err := top.symlink(version, tempLink)
 	if err == nil {
 		if err = w.Faults.At(FaultLinkMade); err == nil {
-			err = w.Root.Rename(tempLink, dataLink)
+			err = top.rename(tempLink, dataLink)
 		}
 		if err != nil {
-			err = errors.Join(err, removeIfThere(w.Root, tempLink))
+			err = errors.Join(err, removeIfThere(top, tempLink))
 		}
 	}
 	return err
@@ -237,46 +252,60 @@ func (w *Writer) publish(version string) error {
 // finish does what follows the switch: flush it, show new names, hide gone
 // ones, and last remove the old version. It goes on after an error: the new
 // content is live, so the sooner all of it can be seen the better.
-func (w *Writer) finish(ctx context.Context, tree *Tree, f found) error {
+func (w *Writer) finish(ctx context.Context, top folder, tree *Tree, f found) error {
 	var errs []error
 	note := func(err error) { errs = append(errs, err) }
 	if f.replaced {
 		if w.Sync {
-			note(syncDir(w.Root))
+			note(top.sync())
 		}
 		note(w.Faults.At(FaultSwitched))
 	}
 	places := tree.places()
-	note(w.eachPlace(places, f.have, makeVisible))
+	note(eachPlace(top, places, f.have, makeVisible))
 	note(w.Faults.At(FaultLinksMade))
 	if !w.Empty {
-		note(w.eachPlace(places, f.have, hideGone))
+		note(eachPlace(top, places, f.have, hideGone))
 	}
 	note(w.Faults.At(FaultLinksRemoved))
 	if f.replaced && f.live != "" {
 		w.linger(ctx)
-		note(removeTree(w.Root, f.live))
+		note(removeTree(top, f.live))
 	}
 	note(w.Faults.At(FaultOldRemoved))
 	return errors.Join(errs...)
 }
 
 // eachPlace runs do for each place. What is at the top is known already.
-func (w *Writer) eachPlace(places []*place, have names, do func(*place, *os.Root, names) error) error {
-	errs := []error{do(places[0], w.Root, have)}
+func eachPlace(top folder, places []*place, have names, do func(*place, folder, names) error) error {
+	errs := []error{do(places[0], top, have)}
 	for _, p := range places[1:] {
-		root, err := w.Root.OpenRoot(p.dir)
+		at, err := descend(top, p.dir)
 		if err != nil {
 			errs = append(errs, err)
 			continue
 		}
-		there, err := list(root)
+		there, err := at.names()
 		if err == nil {
-			err = do(p, root, there)
+			err = do(p, at, there)
 		}
-		errs = append(errs, err, root.Close())
+		errs = append(errs, err, at.close())
 	}
 	return errors.Join(errs...)
+}
+
+// descend opens a folder by its path below another one.
+func descend(top folder, path string) (folder, error) {
+	first, rest, deeper := strings.Cut(path, "/")
+	at, err := top.open(first)
+	for err == nil && deeper {
+		first, rest, deeper = strings.Cut(rest, "/")
+		var next folder
+		next, err = at.open(first)
+		err = errors.Join(err, at.close())
+		at = next
+	}
+	return at, err
 }
 
 // linger waits in real time, whatever clock names the versions: it waits for
@@ -295,9 +324,9 @@ func (w *Writer) linger(ctx context.Context) {
 
 // builder writes files below one folder that nobody else sees yet.
 type builder struct {
-	root *os.Root // the version folder
-	dir  *os.Root // the folder written to last
-	name string   // its path, "" for root
+	root folder // the version folder
+	dir  folder // the folder written to last
+	name string // its path, "" for root
 	sync bool
 	// lost are the permission bits that a new file may lack because of the
 	// umask, and owner is what new files get.
@@ -308,15 +337,15 @@ type builder struct {
 // prepare learns from the new folder what the umask takes and who owns what is
 // created in it, instead of asking for every file.
 func (b *builder) prepare() error {
-	info, err := b.root.Stat(".")
+	info, err := b.root.stat()
 	if err != nil {
 		return err
 	}
-	b.owner = ownerOf(info)
-	taken := dirMode &^ info.Mode().Perm()
+	b.owner = info.owner
+	taken := dirMode &^ info.perm
 	b.lost = taken | 0o022 // 0755 says nothing about these two
 	if taken != 0 {
-		return b.root.Chmod(".", dirMode|info.Mode()&fs.ModeSetgid)
+		return b.root.chmod(info.withMode(dirMode))
 	}
 	return nil
 }
@@ -326,21 +355,21 @@ func (b *builder) write(name string, f File) error {
 		return err
 	}
 	mode := fs.FileMode(f.Mode)
-	file, err := b.dir.OpenFile(path.Base(name), os.O_WRONLY|os.O_CREATE|os.O_EXCL|openFlags, mode)
+	file, err := b.dir.create(path.Base(name), mode)
 	if err != nil {
 		return err
 	}
-	_, err = file.Write(f.Data)
+	err = file.write(f.Data)
 	if want := b.owner.with(f); err == nil && want != b.owner {
 		err = chown(file, want, f.Source)
 	}
 	if err == nil && mode&b.lost != 0 {
-		err = file.Chmod(mode)
+		err = file.chmod(mode)
 	}
 	if err == nil && b.sync {
-		err = file.Sync()
+		err = file.sync()
 	}
-	return errors.Join(err, file.Close())
+	return errors.Join(err, file.close())
 }
 
 // enter changes to a folder, given by its path in the version folder. Files
@@ -355,24 +384,35 @@ func (b *builder) enter(name string) error {
 	if err := b.leave(); err != nil || name == "" {
 		return err
 	}
-	for i := range len(name) + 1 {
-		if i < len(name) && name[i] != '/' {
-			continue
+	at, way := b.root, ""
+	for element := range strings.SplitSeq(name, "/") {
+		next, err := b.step(at, element)
+		if way != "" {
+			err = errors.Join(err, at.close())
 		}
-		err := b.root.Mkdir(name[:i], dirMode)
-		if err == nil && b.lost&dirMode&^0o022 != 0 {
-			err = b.root.Chmod(name[:i], dirMode)
-		}
-		if err != nil && !errors.Is(err, fs.ErrExist) {
+		if err != nil {
 			return err
 		}
+		at, way = next, path.Join(way, element)
 	}
-	dir, err := b.root.OpenRoot(name)
-	if err != nil {
-		return err
-	}
-	b.dir, b.name = dir, name
+	b.dir, b.name = at, name
 	return nil
+}
+
+// step makes a folder in another one if it is missing, and opens it.
+func (b *builder) step(at folder, name string) (folder, error) {
+	made := at.mkdir(name, dirMode)
+	if made != nil && !errors.Is(made, fs.ErrExist) {
+		return folder{}, made
+	}
+	next, err := at.open(name)
+	if err != nil || made != nil || b.lost&dirMode&^0o022 == 0 {
+		return next, err
+	}
+	if err = next.chmod(dirMode); err != nil {
+		err = errors.Join(err, next.close())
+	}
+	return next, err
 }
 
 // leave goes back to the version folder.
@@ -382,9 +422,9 @@ func (b *builder) leave() error {
 	}
 	var err error
 	if b.sync {
-		err = syncDir(b.dir)
+		err = b.dir.sync()
 	}
-	err = errors.Join(err, b.dir.Close())
+	err = errors.Join(err, b.dir.close())
 	b.dir, b.name = b.root, ""
 	return err
 }
@@ -394,15 +434,7 @@ func (b *builder) flush() error {
 	if err := b.leave(); err != nil || !b.sync {
 		return err
 	}
-	return syncDir(b.root)
+	return b.root.sync()
 }
 
-func (b *builder) close() error { return errors.Join(b.leave(), b.root.Close()) }
-
-func syncDir(root *os.Root) error {
-	dir, err := root.Open(".")
-	if err != nil {
-		return err
-	}
-	return errors.Join(dir.Sync(), dir.Close())
-}
+func (b *builder) close() error { return errors.Join(b.leave(), b.root.close()) }

@@ -49,12 +49,7 @@ func (m *Mounter) build(ctx context.Context, mt mount.Mount) (*detached, error) 
 	if err != nil {
 		return nil, err
 	}
-	root, err := os.OpenRoot("/proc/self/fd/" + strconv.Itoa(fd))
-	if err != nil {
-		_ = unix.Close(fd)
-		return nil, fmt.Errorf("open its root: %w", err)
-	}
-	return &detached{m: m, what: describe(mt), fd: fd, root: root, readOnly: readOnly}, nil
+	return &detached{m: m, what: describe(mt), fd: fd, readOnly: readOnly}, nil
 }
 
 // detached is a mount that only we have.
@@ -62,12 +57,28 @@ type detached struct {
 	m        *Mounter
 	what     string
 	fd       int
-	root     *os.Root
+	root     *os.Root // nil until somebody asks for it
 	readOnly bool
 }
 
 // Root implements [mount.Detached].
-func (d *detached) Root() *os.Root { return d.root }
+func (d *detached) Root() (*os.Root, error) {
+	switch {
+	case d.root != nil:
+		return d.root, nil
+	case d.fd < 0:
+		return nil, os.ErrClosed
+	}
+	root, err := os.OpenRoot("/proc/self/fd/" + strconv.Itoa(d.fd))
+	if err != nil {
+		return nil, fmt.Errorf("open the root of %s: %w", d.what, err)
+	}
+	d.root = root
+	return root, nil
+}
+
+// Fd implements [mount.Opened].
+func (d *detached) Fd() int { return d.fd }
 
 // Attach implements [mount.Detached].
 func (d *detached) Attach(ctx context.Context, target string) error {
@@ -110,5 +121,9 @@ func (d *detached) Close() error {
 	}
 	fd := d.fd
 	d.fd = -1
-	return errors.Join(d.root.Close(), unix.Close(fd))
+	err := unix.Close(fd)
+	if d.root != nil {
+		err = errors.Join(err, d.root.Close())
+	}
+	return err
 }

@@ -35,8 +35,10 @@ func TestBuildFillsBeforeItIsSeen(t *testing.T) {
 	mt.Options.ReadOnly, mt.Options.NoSuid = true, true
 	d := build(t, m, mt)
 	defer func() { _ = d.Close() }()
-	must(t, d.Root().WriteFile("f", []byte("content"), 0o600))
-	f, err := d.Root().Create("open")
+	root, err := d.Root()
+	must(t, err)
+	must(t, root.WriteFile("f", []byte("content"), 0o600))
+	f, err := root.Create("open")
 	must(t, err)
 	if p := inspect(t, m, target); p.Mounted {
 		t.Error("seen before it is attached")

@@ -55,7 +55,7 @@ type detached struct {
 
 var errAttached = errors.New("attached already")
 
-func (d *detached) Root() *os.Root { return d.root }
+func (d *detached) Root() (*os.Root, error) { return d.root, nil }
 
 func (d *detached) Attach(ctx context.Context, target string) error {
 	mo := d.mount

@@ -216,7 +216,15 @@ func (s *site) built(o mount.Options, use func(mount.Detached) error) (err error
 	return use(d)
 }
 
-func fill(d mount.Detached) error { return d.Root().WriteFile("f", []byte("content of f"), 0o600) }
+func fill(d mount.Detached) error { return write(d, "f", "content of f") }
+
+func write(d mount.Detached, name, content string) error {
+	root, err := d.Root()
+	if err != nil {
+		return err
+	}
+	return root.WriteFile(name, []byte(content), 0o600)
+}
 
 func build(s *site) error {
 	if err := s.folders("a"); err != nil {
@@ -229,7 +237,7 @@ func build(s *site) error {
 			func() error { return d.Attach(s.ctx, s.path("a")) },
 			func() error { return s.wantPoint("a", true, true, true) },
 			func() error { return s.wantContent("a/f", "content of f") },
-			func() error { return d.Root().WriteFile("later", nil, 0o600) },
+			func() error { return write(d, "later", "") },
 			func() error { return expect(s.holds("a/later"), "Root does not reach the attached file system") },
 		)
 	})
