@@ -28,13 +28,13 @@ func BenchmarkFirstWrite(b *testing.B) {
 			must(b, os.Mkdir(dir, 0o755))
 			version := filepath.Join(dir, "..2026_01_02_03_04_05.0123456789")
 			must(b, os.Mkdir(version, 0o755))
-			for name, f := range tree.files {
-				must(b, os.WriteFile(filepath.Join(version, name), f.Data, os.FileMode(f.Mode)))
+			for _, f := range tree.files {
+				must(b, os.WriteFile(filepath.Join(version, f.name), f.Data, os.FileMode(f.Mode)))
 			}
 			must(b, os.Symlink(filepath.Base(version), filepath.Join(dir, "..data_tmp")))
 			must(b, os.Rename(filepath.Join(dir, "..data_tmp"), filepath.Join(dir, "..data")))
-			for name := range tree.files {
-				must(b, os.Symlink("..data/"+name, filepath.Join(dir, name)))
+			for _, f := range tree.files {
+				must(b, os.Symlink("..data/"+f.name, filepath.Join(dir, f.name)))
 			}
 			return nil
 		})

@@ -42,8 +42,8 @@ func compare(ctx context.Context, top folder, live string, tree *Tree) ([]string
 	if err = errors.Join(err, root.close()); err != nil {
 		return nil, err
 	}
-	for name := range tree.files {
-		if !c.seen[name] {
+	for i := range tree.files {
+		if name := tree.files[i].name; !c.seen[name] {
 			c.changed = append(c.changed, name)
 		}
 	}
@@ -61,7 +61,7 @@ func (c *comparison) folder(ctx context.Context, in folder, at string) error {
 			return err
 		}
 		full := path.Join(at, name)
-		want, wanted := c.tree.files[full]
+		want, wanted := c.tree.File(full)
 		if wanted && c.same(in, name, want) {
 			c.seen[full] = true
 			continue

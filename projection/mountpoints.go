@@ -60,7 +60,12 @@ func nestedIn(name string, mounts []v1.VolumeMount) []string {
 	return points
 }
 
-func absolute(p string) string { return path.Clean("/" + p) }
+func absolute(p string) string {
+	if !strings.HasPrefix(p, "/") {
+		p = "/" + p
+	}
+	return path.Clean(p)
+}
 
 func eachContainer(pod *v1.Pod, do func(name string, mounts []v1.VolumeMount)) {
 	for i := range pod.Spec.InitContainers {

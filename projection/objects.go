@@ -35,11 +35,7 @@ func (j *job) configMapKeys(ctx context.Context, name string, items []v1.KeyToPa
 	}
 	found, err := j.host.ConfigMap(ctx, o.ref.Namespace, name)
 	if err == nil {
-		o.data = make(map[string][]byte, len(found.Data)+len(found.BinaryData))
-		maps.Copy(o.data, found.BinaryData)
-		for key, text := range found.Data {
-			o.data[key] = []byte(text)
-		}
+		o.data, o.text = found.BinaryData, found.Data
 	}
 	return j.keys(o, items, err)
 }
@@ -52,16 +48,8 @@ func (j *job) secretKeys(ctx context.Context, name string, items []v1.KeyToPath,
 	}
 	found, err := j.host.Secret(ctx, o.ref.Namespace, name)
 	if err == nil {
-		o.data = found.Data
-		if len(found.StringData) > 0 { // the API server merges it in; objects made by hand keep it
-			o.data = maps.Clone(found.Data)
-			if o.data == nil {
-				o.data = map[string][]byte{}
-			}
-			for key, text := range found.StringData {
-				o.data[key] = []byte(text)
-			}
-		}
+		// The API server merges StringData in; objects made by hand keep it.
+		o.data, o.text = found.Data, found.StringData
 	}
 	return j.keys(o, items, err)
 }
@@ -72,6 +60,24 @@ type object struct {
 	ref      plugins.Ref
 	optional bool
 	data     map[string][]byte
+	text     map[string]string // outweighs data
+}
+
+// get returns the content of a key.
+func (o object) get(key string) ([]byte, bool) {
+	if text, there := o.text[key]; there {
+		return []byte(text), true
+	}
+	data, there := o.data[key]
+	return data, there
+}
+
+// keys lists all keys, sorted.
+func (o object) keys() []string {
+	keys := make([]string, 0, len(o.text)+len(o.data))
+	keys = slices.AppendSeq(slices.AppendSeq(keys, maps.Keys(o.text)), maps.Keys(o.data))
+	slices.Sort(keys)
+	return slices.Compact(keys)
 }
 
 func (o object) key(key string) string {
@@ -89,8 +95,9 @@ func (j *job) keys(o object, items []v1.KeyToPath, err error) error {
 	}
 	if len(items) == 0 {
 		var errs []error
-		for _, key := range slices.Sorted(maps.Keys(o.data)) {
-			errs = append(errs, j.tree.Add(key, File{Data: o.data[key], Mode: j.mode, UID: j.user, Source: j.from + o.key(key)}))
+		for _, key := range o.keys() {
+			data, _ := o.get(key)
+			errs = append(errs, j.tree.Add(key, File{Data: data, Mode: j.mode, UID: j.user, Source: j.from + o.key(key)}))
 		}
 		return errors.Join(errs...)
 	}
@@ -102,7 +109,7 @@ func (j *job) keys(o object, items []v1.KeyToPath, err error) error {
 }
 
 func (j *job) item(o object, item v1.KeyToPath) error {
-	data, there := o.data[item.Key]
+	data, there := o.get(item.Key)
 	if !there {
 		if o.optional {
 			return nil

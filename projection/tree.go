@@ -55,9 +55,14 @@ func (f File) Format(s fmt.State, _ rune) { _, _ = s.Write([]byte(f.String())) }
 // zero value is an empty tree. It is built by one goroutine; after that it may
 // be read by many.
 type Tree struct {
-	files  map[string]File
-	dirs   map[string]string // folder -> source of the first file below it
+	files  []namedFile       // sorted by name
 	points map[string]string // mount point -> who wants it
+}
+
+// namedFile is a file and its clean path.
+type namedFile struct {
+	name string
+	File
 }
 
 // Add puts a file into the tree. The path may be unclean ("a//b/"). It fails
@@ -78,11 +83,12 @@ func (t *Tree) Add(name string, f File) error {
 			}
 		}
 	}
-	if other, taken := t.files[clean]; taken {
-		return conflict(clean, f.Source, "file", other.Source)
+	at, taken := t.find(clean)
+	if taken {
+		return conflict(clean, f.Source, "file", t.files[at].Source)
 	}
-	if other, taken := t.dirs[clean]; taken {
-		return conflict(clean, f.Source, "folder", other)
+	if below := t.below(clean, at); below != nil {
+		return conflict(clean, f.Source, "folder", below.Source)
 	}
 	for point, other := range t.points {
 		if within(clean, point) {
@@ -90,18 +96,31 @@ func (t *Tree) Add(name string, f File) error {
 		}
 	}
 	for dir := path.Dir(clean); dir != "."; dir = path.Dir(dir) {
-		if other, taken := t.files[dir]; taken {
+		if other, taken := t.File(dir); taken {
 			return conflict(dir, f.Source, "file", other.Source)
 		}
 	}
-	if t.files == nil {
-		t.files, t.dirs = map[string]File{}, map[string]string{}
+	t.files = slices.Insert(t.files, at, namedFile{clean, f})
+	return nil
+}
+
+// find is the place of a file, or where it would be.
+func (t *Tree) find(name string) (int, bool) {
+	// Most files come sorted.
+	if n := len(t.files); n == 0 || t.files[n-1].name < name {
+		return n, false
 	}
-	t.files[clean] = f
-	for dir := path.Dir(clean); dir != "."; dir = path.Dir(dir) {
-		if t.dirs[dir] == "" {
-			t.dirs[dir] = f.Source
-		}
+	return slices.BinarySearchFunc(t.files, name, func(f namedFile, name string) int { return strings.Compare(f.name, name) })
+}
+
+// below returns a file that lies in the folder dir, nil if there is none. at is
+// where a file of that name would be: those below come after it.
+func (t *Tree) below(dir string, at int) *namedFile {
+	if at == len(t.files) {
+		return nil
+	}
+	if first, _ := t.find(dir + "/"); first < len(t.files) && within(dir, t.files[first].name) {
+		return &t.files[first]
 	}
 	return nil
 }
@@ -115,7 +134,7 @@ func (t *Tree) AddMountPoint(name, source string) error {
 		return plugins.Permanent(fmt.Errorf("%s: %w", source, err))
 	}
 	for dir := clean; dir != "."; dir = path.Dir(dir) {
-		if other, taken := t.files[dir]; taken {
+		if other, taken := t.File(dir); taken {
 			return conflict(dir, source, "file", other.Source)
 		}
 	}
@@ -134,22 +153,31 @@ func conflict(where, source, kind, other string) error {
 func (t *Tree) Len() int { return len(t.files) }
 
 // Paths lists the files, sorted.
-func (t *Tree) Paths() []string { return slices.Sorted(maps.Keys(t.files)) }
+func (t *Tree) Paths() []string {
+	paths := make([]string, len(t.files))
+	for i := range t.files {
+		paths[i] = t.files[i].name
+	}
+	return paths
+}
 
 // MountPoints lists the mount points, sorted.
 func (t *Tree) MountPoints() []string { return slices.Sorted(maps.Keys(t.points)) }
 
 // File returns one file.
 func (t *Tree) File(name string) (File, bool) {
-	f, ok := t.files[name]
-	return f, ok
+	at, ok := t.find(name)
+	if !ok {
+		return File{}, false
+	}
+	return t.files[at].File, true
 }
 
 // Size is the number of bytes in all files.
 func (t *Tree) Size() int64 {
 	var sum int64
-	for _, f := range t.files {
-		sum += int64(len(f.Data))
+	for i := range t.files {
+		sum += int64(len(t.files[i].Data))
 	}
 	return sum
 }
@@ -160,9 +188,9 @@ func (t *Tree) setGroup(gid int64) error {
 	if err := plugins.CheckID(gid); err != nil {
 		return plugins.Permanent(fmt.Errorf("the pod's fsGroup: %w", err))
 	}
-	for name, f := range t.files {
+	for i := range t.files {
+		f := &t.files[i]
 		f.GID, f.Mode = &gid, f.Mode|0o440
-		t.files[name] = f
 	}
 	return nil
 }

@@ -13,9 +13,33 @@ import (
 // and the way to each nested mount point. Everything else that a pod sees is a
 // link into "..data".
 type place struct {
-	dir   string            // "." or a clean path
-	names map[string]string // name -> link text, "" for a real folder
-	order []string          // the names, sorted
+	dir   string // "." or a clean path
+	names []visible
+}
+
+// visible is what has to be seen at a place.
+type visible struct {
+	name string
+	text string // of the link, "" for a real folder
+}
+
+func (v visible) compare(name string) int { return strings.Compare(v.name, name) }
+
+// add adds what is not there yet. It comes sorted, but for the folders.
+func (p *place) add(v visible) {
+	n := len(p.names)
+	if n == 0 || p.names[n-1].name < v.name {
+		p.names = append(p.names, v)
+		return
+	}
+	if at, there := slices.BinarySearchFunc(p.names, v.name, visible.compare); !there {
+		p.names = slices.Insert(p.names, at, v)
+	}
+}
+
+func (p *place) has(name string) bool {
+	_, there := slices.BinarySearchFunc(p.names, name, visible.compare)
+	return there
 }
 
 // places derives what has to be visible, parents first. Without nested mount
@@ -23,8 +47,15 @@ type place struct {
 // so that a mount on one survives the switch to a new version, and the files
 // beside it are linked one by one.
 func (t *Tree) places() []*place {
-	top := &place{dir: ".", names: map[string]string{}}
+	top := &place{dir: ".", names: make([]visible, 0, len(t.files))}
 	list := []*place{top}
+	if len(t.points) == 0 {
+		for i := range t.files {
+			first, _, _ := strings.Cut(t.files[i].name, "/")
+			top.add(visible{first, dataLink + "/" + first})
+		}
+		return list
+	}
 	byDir := map[string]*place{".": top}
 	for _, point := range t.MountPoints() {
 		for i := range len(point) + 1 {
@@ -32,28 +63,22 @@ func (t *Tree) places() []*place {
 				continue
 			}
 			dir := point[:i]
-			byDir[path.Dir(dir)].names[path.Base(dir)] = ""
-			byDir[dir] = &place{dir: dir, names: map[string]string{}}
+			byDir[path.Dir(dir)].add(visible{name: path.Base(dir)})
+			byDir[dir] = &place{dir: dir}
 			list = append(list, byDir[dir])
 		}
 	}
-	for name := range t.files {
-		p, rest := top, name
+	for i := range t.files {
+		p, rest := top, t.files[i].name
 		for {
 			first, after, deeper := strings.Cut(rest, "/")
 			next := byDir[path.Join(p.dir, first)]
 			if !deeper || next == nil {
-				p.names[first] = p.prefix() + path.Join(p.dir, first)
+				p.add(visible{first, p.prefix() + path.Join(p.dir, first)})
 				break
 			}
 			p, rest = next, after
 		}
-	}
-	for _, p := range list {
-		for name := range p.names {
-			p.order = append(p.order, name)
-		}
-		slices.Sort(p.order)
 	}
 	return list
 }
@@ -70,9 +95,9 @@ func (p *place) prefix() string {
 // makeVisible creates what is missing at a place and repairs what is wrong.
 func makeVisible(p *place, at folder, have names) error {
 	var errs []error
-	for _, name := range p.order {
-		if err := makeName(at, name, p.names[name], have[name]); err != nil {
-			errs = append(errs, fmt.Errorf("make %s: %w", path.Join(p.dir, name), err))
+	for _, v := range p.names {
+		if err := makeName(at, v.name, v.text, have[v.name]); err != nil {
+			errs = append(errs, fmt.Errorf("make %s: %w", path.Join(p.dir, v.name), err))
 		}
 	}
 	return errors.Join(errs...)
@@ -125,7 +150,7 @@ func replaceLink(at folder, name, text string) error {
 func hideGone(p *place, at folder, have names) error {
 	var errs []error
 	for name := range have {
-		if _, wanted := p.names[name]; wanted || strings.HasPrefix(name, "..") && p.dir == "." {
+		if p.has(name) || strings.HasPrefix(name, "..") && p.dir == "." {
 			continue
 		}
 		text, err := at.readlink(name)

@@ -212,12 +212,12 @@ func (w *Writer) build(ctx context.Context, top folder, version string, tree *Tr
 	if err == nil {
 		err = w.Faults.At(FaultVersionMade)
 	}
-	for _, name := range tree.Paths() {
+	for i := range tree.files {
 		if err == nil {
 			err = ctx.Err()
 		}
 		if err == nil {
-			err = b.write(name, tree.files[name])
+			err = b.write(tree.files[i].name, tree.files[i].File)
 		}
 	}
 	if err == nil {

@@ -3,6 +3,7 @@ package journal
 import (
 	"context"
 	"errors"
+	"slices"
 
 	"github.com/volumekit/volumekit/plugins"
 )
@@ -88,8 +89,12 @@ func (j *Journal) writeBatch(ctx context.Context, b *batch) (due bool, err error
 	}
 	defer j.give()
 	ended = errUnfinished
-	changes, text := j.seal(b)
-	if ended = j.append(text); ended != nil {
+	changes := j.seal(b)
+	j.text = j.text[:0]
+	for _, c := range changes {
+		j.text = append(j.text, c.line...)
+	}
+	if ended = j.append(j.text); ended != nil {
 		return false, ended
 	}
 	j.mu.Lock()
@@ -102,17 +107,11 @@ func (j *Journal) writeBatch(ctx context.Context, b *batch) (due bool, err error
 }
 
 // seal ends the gathering, and returns what is to be written.
-func (j *Journal) seal(b *batch) (changes []*change, text []byte) {
+func (j *Journal) seal(b *batch) []*change {
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	j.batch = nil
-	for _, c := range b.changes {
-		if !c.left {
-			changes = append(changes, c)
-			text = append(text, c.line...)
-		}
-	}
-	return changes, text
+	return slices.DeleteFunc(b.changes, func(c *change) bool { return c.left })
 }
 
 // take enters a change.

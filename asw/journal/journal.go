@@ -66,6 +66,7 @@ type Journal struct {
 	// lock which can be waited for with a context. It comes before mu.
 	turn chan struct{}
 	// The following belong to the holder of turn.
+	text       []byte // room for what is written
 	torn       bool // an append failed, and its bytes are still behind size
 	headDue    bool // the namespace is not written yet
 	closed     bool
