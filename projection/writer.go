@@ -8,6 +8,7 @@ import (
 	"math/rand/v2"
 	"os"
 	"path"
+	"strconv"
 	"strings"
 	"time"
 
@@ -192,7 +193,7 @@ func (w *Writer) makeVersion(top folder) (string, error) {
 	}
 	stamp := c.Now().UTC().Format("..2006_01_02_15_04_05.")
 	for range 100 {
-		name := fmt.Sprintf("%s%010d", stamp, rand.Uint32()) //nolint:gosec // unique, not secret
+		name := stamp + strconv.FormatUint(1e9+uint64(rand.Uint32()), 10) //nolint:gosec // unique, not secret
 		err := top.mkdir(name, dirMode)
 		if err == nil || !errors.Is(err, fs.ErrExist) {
 			return name, err

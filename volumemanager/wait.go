@@ -63,7 +63,8 @@ func (m *Manager) WaitForAttachAndMount(ctx context.Context, pod *v1.Pod) error 
 	}
 	seen, uses := false, dsw.UsedVolumes(pod, m.config.AllVolumes)
 	return m.watchers.wait(ctx, &m.stopped, pod.UID, func(ended error) (done bool, err error) {
-		if missing := m.untold(pod.UID, uses); missing != "" {
+		state, known := m.desired.Pod(pod.UID)
+		if missing := untold(state, uses); known && missing != "" {
 			seen = true // an older version of it
 			if ended != nil {
 				return true, outcome(ErrNotReady, podName(pod), fmt.Errorf("the pod source has not told its volume %s: %w", missing, ended))
@@ -71,7 +72,7 @@ func (m *Manager) WaitForAttachAndMount(ctx context.Context, pod *v1.Pod) error 
 			return false, nil
 		}
 		if ended == nil {
-			if ready, decided := m.glance(pod.UID); decided {
+			if ready, decided := m.glance(pod.UID, state); known && decided {
 				seen = true
 				return ready, nil
 			}
@@ -90,13 +91,9 @@ func (m *Manager) WaitForAttachAndMount(ctx context.Context, pod *v1.Pod) error 
 	})
 }
 
-// untold names a volume that the pod uses and that the source's version of the
-// pod, if it has one, does not.
-func (m *Manager) untold(uid types.UID, uses []dsw.Use) string {
-	state, known := m.desired.Pod(uid)
-	if !known {
-		return ""
-	}
+// untold names a volume that the pod uses and that the source's version of it
+// does not.
+func untold(state dsw.PodState, uses []dsw.Use) string {
 	for _, use := range uses {
 		if !slices.ContainsFunc(state.Volumes, func(v dsw.VolumeState) bool { return v.Name == use.Name }) {
 			return use.Name
@@ -108,12 +105,11 @@ func (m *Manager) untold(uid types.UID, uses []dsw.Use) string {
 // glance decides whether a pod is ready without explaining why it is not, which
 // would be done for each step of each volume. It decides only where the source
 // has the pod and nothing of it has failed.
-func (m *Manager) glance(uid types.UID) (ready, decided bool) {
+func (m *Manager) glance(uid types.UID, state dsw.PodState) (ready, decided bool) {
 	m.mu.Lock()
 	_, invalid := m.invalid[uid]
 	m.mu.Unlock()
-	state, known := m.desired.Pod(uid)
-	if !known || invalid {
+	if invalid {
 		return false, false
 	}
 	ready = true
