@@ -17,8 +17,9 @@ type Confiner interface {
 	// if, on the way from the folder base to path, a component is a symbolic
 	// link or a mount point. base and the last component of path may be either.
 	// Where the way ends because a folder does not exist, it is confined.
-	// The number is the id of the mount that base lies on, as in
-	// Point.MountID: another one than before says that somebody mounted over
-	// base, or unmounted it. It costs a few system calls, whatever the depth.
-	Confined(ctx context.Context, base, path string) (mountID uint64, err error)
+	// mountID is the id of the mount that base lies on, as in Point.MountID:
+	// another one than before says that somebody mounted over base, or
+	// unmounted it. whole is true if all folders above path were there. It
+	// costs a few system calls, whatever the depth.
+	Confined(ctx context.Context, base, path string) (mountID uint64, whole bool, err error)
 }

@@ -33,11 +33,12 @@ func (j *job) adopt(key TokenKey, path string, req plugins.TokenRequest) {
 		return
 	}
 	defer file.Close()
-	if info, err := file.Stat(); err != nil || !info.Mode().IsRegular() {
+	info, err := file.Stat()
+	if err != nil || !info.Mode().IsRegular() || info.Size() > maxTokenSize {
 		return // a pipe, say, which would be read for ever
 	}
-	text, err := io.ReadAll(io.LimitReader(file, maxTokenSize))
-	if err != nil {
+	text := make([]byte, info.Size())
+	if _, err := io.ReadFull(file, text); err != nil {
 		return
 	}
 	if token, ok := readToken(string(text), req); ok {

@@ -37,7 +37,10 @@ func TestConfined(t *testing.T) {
 				"link": true, "m/sub": true, // the last component may be anything
 				"link/b": false, "a/inner/c": false, "m/sub/x": false, "file/x": false, "../x": false,
 			} {
-				_, err := m.Confined(t.Context(), base, filepath.Join(base, path))
+				_, whole, err := m.Confined(t.Context(), base, filepath.Join(base, path))
+				if want := ok && !strings.Contains(path, "/y"); whole != want {
+					t.Errorf("%s: whole %v, want %v", path, whole, want)
+				}
 				if ok != (err == nil) || !ok && !errors.Is(err, mount.ErrNotConfined) {
 					t.Errorf("%s: %v", path, err)
 				}
@@ -45,10 +48,10 @@ func TestConfined(t *testing.T) {
 					t.Errorf("the place is not named: %v", err)
 				}
 			}
-			before, err := m.Confined(t.Context(), base, filepath.Join(base, "a"))
+			before, _, err := m.Confined(t.Context(), base, filepath.Join(base, "a"))
 			must(err)
 			must(unix.Mount("over", base, "tmpfs", 0, ""))
-			after, err := m.Confined(t.Context(), base, filepath.Join(base, "a"))
+			after, _, err := m.Confined(t.Context(), base, filepath.Join(base, "a"))
 			must(err)
 			if before == after {
 				t.Error("a mount over the base is not seen")

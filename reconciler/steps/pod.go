@@ -101,10 +101,11 @@ func (e *Executor) makeReady(ctx context.Context, j *job, target plugins.Target,
 		return entry, plugins.Transient(fmt.Errorf("wait for the removal of the pod's old folders: %w", err))
 	}
 	defer leave()
-	if err := e.confined(ctx, target.Path); err != nil {
-		return entry, err
+	whole, err := e.confined(ctx, target.Path)
+	if err == nil && !whole {
+		err = makeParent(target.Path)
 	}
-	if err := makeParent(target.Path); err != nil {
+	if err != nil {
 		return entry, err
 	}
 	if err := e.Host.Faults.At(FaultBegun); err != nil {

@@ -48,7 +48,7 @@ func (e *Executor) callTearDown(ctx context.Context, j *job, req plugins.TearDow
 	if req.Block {
 		return e.unmapDevice(ctx, j, req)
 	}
-	if err := e.confined(ctx, req.Path); err != nil {
+	if _, err := e.confined(ctx, req.Path); err != nil {
 		return err
 	}
 	if err := j.plugin.TearDown(ctx, req); err != nil {
