@@ -98,6 +98,17 @@ func (w *World) Pod(uid types.UID) []PodVolume {
 	return list
 }
 
+// VolumesOf lists the volumes that a pod has anything of.
+func (w *World) VolumesOf(uid types.UID) []plugins.VolumeID {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	ids := make([]plugins.VolumeID, len(w.pods[uid]))
+	for i, p := range w.pods[uid] {
+		ids[i] = p.entry.volume.ID
+	}
+	return ids
+}
+
 // HasPod reports whether anything is known of a pod's volumes.
 func (w *World) HasPod(uid types.UID) bool {
 	w.mu.Lock()

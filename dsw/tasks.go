@@ -231,6 +231,16 @@ func (w *World) HasPod(uid types.UID) bool {
 	return w.pods[uid] != nil
 }
 
+// PodObject is the pod as it was told last, nil if the source does not tell it.
+func (w *World) PodObject(uid types.UID) *v1.Pod {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if p := w.pods[uid]; p != nil {
+		return p.pod
+	}
+	return nil
+}
+
 // Pod returns what is known of a pod, false if the source does not tell it.
 func (w *World) Pod(uid types.UID) (PodState, bool) {
 	w.mu.Lock()

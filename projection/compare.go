@@ -99,7 +99,7 @@ func (c *comparison) same(in folder, name string, want File) bool {
 		return false
 	}
 	if need := min(len(want.Data), 64<<10); need > len(c.buffer) {
-		c.buffer = make([]byte, max(need, 4<<10))
+		c.buffer = make([]byte, max(need, 2*len(c.buffer)))
 	}
 	for rest := want.Data; len(rest) > 0; {
 		n, err := file.read(c.buffer[:min(len(rest), len(c.buffer))])

@@ -136,11 +136,11 @@ func (m *Manager) removeAll() {
 func (m *Manager) apply(change dsw.Change) {
 	var later []plugins.VolumeID
 	for _, u := range change.Resolve {
-		state, _ := m.desired.Pod(u.Pod)
-		if state.Pod == nil {
+		pod := m.desired.PodObject(u.Pod)
+		if pod == nil {
 			continue
 		}
-		if m.resolver.Immediate(state.Pod, u.Name) {
+		if m.resolver.Immediate(pod, u.Name) {
 			m.resolve(context.Background(), u) //nolint:errcheck,forbidigo // kept in the desired state; nothing is waited for
 			continue
 		}
@@ -149,9 +149,7 @@ func (m *Manager) apply(change dsw.Change) {
 	}
 	ids := slices.Clip(change.Volumes)
 	for _, uid := range change.Pods {
-		for _, entry := range m.actual.Pod(uid) {
-			ids = append(ids, entry.ID)
-		}
+		ids = append(ids, m.actual.VolumesOf(uid)...)
 	}
 	m.reset(ids...)
 	if change.All {
