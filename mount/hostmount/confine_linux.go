@@ -18,10 +18,11 @@ func (m *Mounter) Confined(ctx context.Context, base, path string) (mountID uint
 	if err := ctx.Err(); err != nil {
 		return 0, false, fmt.Errorf("look at the way to %s: %w", path, err)
 	}
-	way, err := filepath.Rel(base, filepath.Dir(path))
-	if err != nil || way == ".." || strings.HasPrefix(way, "../") {
+	way, err := filepath.Rel(base, path)
+	if err != nil || way == "." || !filepath.IsLocal(way) {
 		return 0, false, fmt.Errorf("%w: %s is not below %s", mount.ErrNotConfined, path, base)
 	}
+	way = filepath.Dir(way)
 	dir, err := unix.Open(base, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return 0, false, fmt.Errorf("look at the way from %s: %w", base, err)

@@ -35,7 +35,7 @@ func TestConfined(t *testing.T) {
 			for path, ok := range map[string]bool{
 				"a/b/c": true, "a": true, "x/y/z": true, "a/b/x/y": true,
 				"link": true, "m/sub": true, // the last component may be anything
-				"link/b": false, "a/inner/c": false, "m/sub/x": false, "file/x": false, "../x": false,
+				"link/b": false, "a/inner/c": false, "m/sub/x": false, "file/x": false, "../x": false, "": false, "..": false,
 			} {
 				_, whole, err := m.Confined(t.Context(), base, filepath.Join(base, path))
 				if want := ok && !strings.Contains(path, "/y"); whole != want {
