@@ -172,7 +172,7 @@ func (p *Plugin) healthRound(ctx context.Context, name string, volumes []plugins
 	slots := make(chan struct{}, p.config.Health.parallel())
 	var calls sync.WaitGroup
 	defer calls.Wait()
-	run := func(check func(d *driver) error) bool {
+	run := func(check func() error) bool {
 		select {
 		case slots <- struct{}{}:
 		case <-ctx.Done():
@@ -180,27 +180,27 @@ func (p *Plugin) healthRound(ctx context.Context, name string, volumes []plugins
 		}
 		calls.Go(func() {
 			defer func() { <-slots }()
-			d, err := p.drivers.driver(ctx, name)
-			if err == nil {
-				err = check(d)
-			}
-			if err != nil && ctx.Err() == nil {
+			if err := check(); err != nil && ctx.Err() == nil {
 				p.host.Log.V(2).Info("Health stays as it was known", "driver", name, "reason", err.Error())
 			}
 		})
 		return true
 	}
-	if !run(func(d *driver) error { return p.checkStorage(ctx, d) }) {
+	if !run(func() error { return p.checkStorage(ctx, name) }) {
 		return
 	}
 	for _, v := range volumes {
-		if !run(func(d *driver) error { return p.checkVolume(ctx, d, v) }) {
+		if !run(func() error { return p.checkVolume(ctx, name, v) }) {
 			return
 		}
 	}
 }
 
-func (p *Plugin) checkStorage(ctx context.Context, d *driver) error {
+func (p *Plugin) checkStorage(ctx context.Context, name string) error {
+	d, err := p.drivers.driver(ctx, name)
+	if err != nil {
+		return err
+	}
 	if !d.nodeCan.has(canStorageHealth) {
 		return nil
 	}
@@ -216,15 +216,24 @@ func (p *Plugin) checkStorage(ctx context.Context, d *driver) error {
 	return nil
 }
 
-func (p *Plugin) checkVolume(ctx context.Context, d *driver, v plugins.PodVolume) error {
+// checkVolume finds out about one volume: what the node sees, and what the driver
+// says, if it says anything.
+func (p *Plugin) checkVolume(ctx context.Context, name string, v plugins.PodVolume) error {
 	at, ok := p.recall(v)
-	if !ok || !tellsHealth(d) || p.isLeaving(v) {
+	if !ok || p.isLeaving(v) {
 		return nil
 	}
 	limited, cancel := context.WithTimeout(ctx, p.config.Health.timeout())
 	defer cancel()
-	faults, err := p.askVolumeHealth(limited, d, at, p.host.Layout.Target(v, at.pod))
-	if err != nil || ctx.Err() != nil {
+	faults := p.lookAt(limited, at)
+	d, err := p.drivers.driver(ctx, name)
+	tells := err == nil && tellsHealth(d)
+	if tells {
+		var told []plugins.Fault
+		told, err = p.askVolumeHealth(limited, d, at, p.host.Layout.Target(v, at.pod))
+		faults = append(faults, told...)
+	}
+	if nothing := len(faults) == 0; ctx.Err() != nil || nothing && (err != nil || !tells && len(p.health.volume(v)) == 0) {
 		return err
 	}
 	if _, still := p.recall(v); !still || p.isLeaving(v) {

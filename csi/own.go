@@ -12,22 +12,30 @@ import (
 	"github.com/volumekit/volumekit/plugins"
 )
 
-// own gives the files of a volume to the pod's fsGroup where that is ours to
-// do.
-func (p *Plugin) own(ctx context.Context, pub *publication) error {
-	group := pub.req.Params.FSGroup
-	if group == nil || !ownedHere(pub) {
-		return nil
+// owner is who gives the files of a volume to the pod's fsGroup, nil where that is
+// not ours to do.
+func (p *Plugin) owner(pub *publication) (mount.Owner, error) {
+	if pub.req.Params.FSGroup == nil || !ownedHere(pub) {
+		return nil, nil
 	}
 	owner, ok := p.host.Mounter.(mount.Owner)
 	if !ok {
-		return plugins.Unsupported(fmt.Errorf("the pod's fsGroup is to own the volume, which this mounter (%T) cannot do", p.host.Mounter))
+		return nil, plugins.Unsupported(fmt.Errorf("the pod's fsGroup is to own the volume, which this mounter (%T) cannot do", p.host.Mounter))
 	}
+	return owner, nil
+}
+
+// own gives the files of a published volume to the pod's fsGroup.
+func (p *Plugin) own(ctx context.Context, owner mount.Owner, pub *publication) error {
+	if owner == nil {
+		return nil
+	}
+	group := *pub.req.Params.FSGroup
 	err := owner.SetGroup(ctx, pub.request.TargetPath, mount.Ownership{
-		Group: *group, OnRootMismatch: pub.req.Params.FSGroupOnRootMismatch,
+		Group: group, OnRootMismatch: pub.req.Params.FSGroupOnRootMismatch,
 	})
 	if err != nil {
-		return plugins.Uncertain(fmt.Errorf("give the volume to group %d: %w", *group, err))
+		return plugins.Uncertain(fmt.Errorf("give the volume to group %d: %w", group, err))
 	}
 	return nil
 }

@@ -84,6 +84,7 @@ type published struct {
 	target  string // what was published
 	staging string // empty where nothing was staged
 	block   bool
+	mounted bool // as far as that was seen when it was published
 	pod     plugins.PodRef
 	spec    *plugins.Spec
 	growth  growth

@@ -38,6 +38,10 @@ func (p *Plugin) SetUp(ctx context.Context, req plugins.SetUpRequest) (plugins.S
 	if err != nil {
 		return plugins.SetUpResult{}, err
 	}
+	owner, err := p.owner(pub) // before anything is mounted that could have the wrong one
+	if err != nil {
+		return plugins.SetUpResult{}, err
+	}
 	made, err := makeFolder(pub.dataDir)
 	if err == nil {
 		err = p.volData(pub).write(pub.dataDir)
@@ -49,12 +53,15 @@ func (p *Plugin) SetUp(ctx context.Context, req plugins.SetUpRequest) (plugins.S
 	if err := p.publish(ctx, pub); err != nil {
 		return plugins.SetUpResult{}, p.tidy(ctx, pub, made, err)
 	}
-	p.remember(req.Volume, pub.published())
+	live := pub.published()
+	p.remember(req.Volume, live)
 	point, err := p.seen(ctx, pub.request.TargetPath)
 	if err != nil {
 		return plugins.SetUpResult{}, err
 	}
-	if err := p.own(ctx, pub); err != nil {
+	live.mounted = point.Mounted
+	p.remember(req.Volume, live)
+	if err := p.own(ctx, owner, pub); err != nil {
 		return plugins.SetUpResult{}, err
 	}
 	return plugins.SetUpResult{

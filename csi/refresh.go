@@ -45,7 +45,9 @@ func (p *Plugin) Refresh(ctx context.Context, req plugins.SetUpRequest) (plugins
 		p.host.Event(req.Object, v1.EventTypeWarning, reasonRemounted, fmt.Sprintf(
 			"driver %s mounted volume %s anew when it was asked to renew it: running containers still have the old mount", s.driver, req.Volume.Name))
 	}
-	p.remember(req.Volume, pub.published())
+	live := pub.published()
+	live.mounted = after.Mounted
+	p.remember(req.Volume, live)
 	return plugins.Content{RefreshAt: p.nextPublish(pub)}, nil
 }
 

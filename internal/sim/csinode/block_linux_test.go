@@ -5,6 +5,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 	v1 "k8s.io/api/core/v1"
@@ -44,7 +45,10 @@ func TestBlockVolume(t *testing.T) {
 	for _, lost := range []bool{false, true} {
 		t.Run("", func(t *testing.T) {
 			t.Parallel()
-			r := newRig(t, settings{driver: func(c *csitest.Config) { staged(c); c.Mode = csitest.ModeBlock }})
+			r := newRig(t, settings{
+				driver: func(c *csitest.Config) { staged(c); c.Mode = csitest.ModeBlock },
+				csi:    func(c *csi.Config) { c.Health = csi.Health{Period: 20 * time.Millisecond} },
+			})
 			r.volume("block", block)
 			pod := podOf("one", "block")
 			r.up(pod)
@@ -78,6 +82,10 @@ func TestBlockVolume(t *testing.T) {
 				published := filepath.Join(base, "publish/block/uid-one")
 				r.must(unix.Unmount(published, 0))
 				r.must(os.Remove(published))
+				r.until("the status names the lost device", func() bool {
+					s, _ := r.manager.Status(pod)
+					return len(s.Volumes) == 1 && len(s.Volumes[0].Faults) == 1 && strings.Contains(s.Volumes[0].Faults[0].Message, published)
+				})
 			}
 			r.down(pod)
 			r.released()

@@ -78,7 +78,9 @@ func (k *killed) pod(name string) *v1.Pod {
 		sim.Volume("inline", v1.VolumeSource{CSI: &v1.CSIVolumeSource{Driver: driverName}}))
 }
 
-func (k *killed) bothReady(s sim.State) bool { return s.Ready(k.stays) && s.Ready(k.goes) && s.Steady() }
+func (k *killed) bothReady(s sim.State) bool {
+	return s.Ready(k.stays) && s.Ready(k.goes) && s.Steady()
+}
 
 func nothingKnown(s sim.State) bool {
 	return s.Snapshot.Ready && len(s.Snapshot.Volumes)+len(s.Snapshot.Pods) == 0

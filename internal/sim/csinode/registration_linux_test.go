@@ -96,7 +96,9 @@ func TestRegistrationLifeCycle(t *testing.T) {
 	r.must(r.driver.Restart(r.ctx))
 	r.until("the restarted one is in use", func() bool {
 		s := r.drivers.Status()
-		return len(s) == 1 && slices.ContainsFunc(s[0].Instances, func(i csi.InstanceStatus) bool { return i.Endpoint == r.driver.Endpoint() && i.State == csi.DriverReady })
+		return len(s) == 1 && slices.ContainsFunc(s[0].Instances, func(i csi.InstanceStatus) bool {
+			return i.Endpoint == r.driver.Endpoint() && i.State == csi.DriverReady
+		})
 	})
 	mounts("restarted")
 
