@@ -231,7 +231,12 @@ func (s *starter) again(namespaces uintptr) (code int, err error) {
 			if !errors.As(err, &exit) {
 				return 0, err
 			}
-			if status, ok := exit.Sys().(syscall.WaitStatus); ok && status.Signaled() {
+			status, ok := exit.Sys().(syscall.WaitStatus)
+			switch {
+			case !ok || !status.Signaled():
+			case s.stage.Role == roleAgent && s.interrupted:
+				return killed, nil // it was handed a signal before it listened: what it left is to be taken away
+			default:
 				return 128 + int(status.Signal()), nil
 			}
 			return exit.ExitCode(), nil
