@@ -2,8 +2,11 @@ package csi
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
+	"syscall"
+	"time"
 
 	v1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
@@ -32,13 +35,36 @@ func (p *Plugin) own(ctx context.Context, owner mount.Owner, pub *publication) e
 	}
 	group := *pub.req.Params.FSGroup
 	err := owner.SetGroup(ctx, pub.request.TargetPath, mount.Ownership{
-		Group: group, OnRootMismatch: pub.req.Params.FSGroupOnRootMismatch,
+		Group: group, OnRootMismatch: pub.req.Params.FSGroupOnRootMismatch, Progress: p.ownProgress(pub),
 	})
-	if err != nil {
-		return plugins.Uncertain(fmt.Errorf("give the volume to group %d: %w", group, err))
+	if err == nil {
+		return nil
 	}
-	return nil
+	// The volume is published whatever is wrong with its files.
+	err = plugins.Uncertain(fmt.Errorf("give the volume to group %d: %w", group, err))
+	if errors.Is(err, mount.ErrBadOption) || errors.Is(err, mount.ErrNotConfined) || errors.Is(err, syscall.EROFS) || errors.Is(err, syscall.EINVAL) {
+		return plugins.Paced(slow, err)
+	}
+	return err
 }
+
+// ownProgressEvery is how often a pod is told how far the change of its volume's
+// owner has come.
+const ownProgressEvery = 30 * time.Second
+
+// ownProgress tells the pod of a change that takes long.
+func (p *Plugin) ownProgress(pub *publication) func(done int64) {
+	told := p.host.Time().Now()
+	return func(done int64) {
+		if now := p.host.Time().Now(); now.Sub(told) >= ownProgressEvery {
+			told = now
+			p.host.Event(pub.req.Object, v1.EventTypeNormal, reasonOwnerChanging,
+				fmt.Sprintf("volume %s is being given to the pod's fsGroup: %d files so far", pub.req.Volume.Name, done))
+		}
+	}
+}
+
+const reasonOwnerChanging = "VolumePermissionChangeInProgress"
 
 // ownedHere decides whether the files are re-owned on the node: the driver's
 // policy says that they may be, and the driver does not do it itself

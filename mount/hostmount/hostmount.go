@@ -67,7 +67,8 @@ func (o Options) withDefaults() Options {
 }
 
 // Mounter is the mounter of this machine. It implements [mount.Mounter],
-// [mount.Builder], [mount.Watcher], [mount.Propagator] and [mount.Identifier].
+// [mount.Builder], [mount.Watcher], [mount.Propagator], [mount.Identifier],
+// [mount.Confiner], [mount.Resizer] and [mount.Owner].
 // All methods are safe for concurrent use.
 type Mounter struct {
 	options Options

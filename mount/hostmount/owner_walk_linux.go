@@ -246,7 +246,7 @@ func (w *owning) open(dir int, name string) (fd int, err error) {
 		case errors.Is(err, unix.EPERM): // a system call filter may say so too
 		}
 	}
-	if strings.ContainsRune(name, '/') {
+	if name == ".." || strings.ContainsRune(name, '/') {
 		return -1, unix.EXDEV // no kernel gives such a name
 	}
 	err = retry(func() (err error) { fd, err = unix.Openat(dir, name, flags, 0); return err })
