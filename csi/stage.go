@@ -17,7 +17,7 @@ import (
 
 // DeviceMountPath implements [plugins.DeviceMounter].
 func (p *Plugin) DeviceMountPath(spec *plugins.Spec) (string, error) {
-	s, err := sourceOf(spec, "")
+	s, err := stageable(spec)
 	if err != nil {
 		return "", err
 	}
@@ -28,6 +28,22 @@ func (p *Plugin) DeviceMountPath(spec *plugins.Spec) (string, error) {
 		return p.places().blockStaging(spec.Name()), nil
 	}
 	return p.places().staging(s.driver, s.handle), nil
+}
+
+// stageable is the source of a volume that can be staged: a persistent one, with
+// names that can be part of a path.
+func stageable(spec *plugins.Spec) (source, error) {
+	s, err := sourceOf(spec, "")
+	switch {
+	case err != nil:
+		return s, err
+	case s.ephemeral:
+		return s, plugins.Permanentf("inline volume %s of CSI driver %s is not staged: it comes into being when it is published", spec.Name(), s.driver)
+	}
+	if err := CheckDriverName(s.driver); err != nil {
+		return s, err
+	}
+	return s, checkHandle(s.handle)
 }
 
 // staging is one NodeStageVolume with all that goes with it.
@@ -43,7 +59,7 @@ type staging struct {
 // MountDevice implements [plugins.DeviceMounter]: it stages the volume, if its
 // driver has that step. A driver without it leaves nothing on the node.
 func (p *Plugin) MountDevice(ctx context.Context, req plugins.DeviceRequest) (plugins.DeviceResult, error) {
-	s, err := sourceOf(req.Spec, "")
+	s, err := stageable(req.Spec)
 	if err != nil {
 		return plugins.DeviceResult{}, err
 	}

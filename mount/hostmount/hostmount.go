@@ -37,7 +37,8 @@ type Options struct {
 	// kernels on which those misbehave.
 	Classic bool
 	// Faults is called at named points ("mount.before", "mount.after",
-	// "unmount.before", "unmount.after", "remove.entry"); its error is
+	// "unmount.before", "unmount.after", "remove.entry", "own.entry",
+	// "own.change"; the last two from several goroutines); its error is
 	// returned in place of going on. Nil in production.
 	Faults func(point string) error
 	// Helper mounts the file systems that need a program. Nil runs mount(8),
