@@ -1,12 +1,14 @@
 package csi
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 
 	"github.com/volumekit/volumekit/plugins"
@@ -35,7 +37,7 @@ func (p *Plugin) Reconstruct(ctx context.Context, found plugins.Target, block bo
 		}}, nil
 	}
 	r := plugins.Reconstructed{Identity: identityOf(data, block)}
-	if r.DeviceMountPath, err = p.findStaging(data, found.Volume.Name, block); err != nil {
+	if r.DeviceMountPath, err = p.findStaging(ctx, data, found.Volume.Name, block); err != nil {
 		return plugins.Reconstructed{}, err
 	}
 	return r, nil
@@ -51,21 +53,25 @@ func identityOf(data volData, block bool) plugins.Identity {
 
 // findStaging says where the volume is staged, if it is: at a place of today,
 // or that of an older kubelet.
-func (p *Plugin) findStaging(data volData, spec string, block bool) (string, error) {
+func (p *Plugin) findStaging(ctx context.Context, data volData, spec string, block bool) (string, error) {
 	candidates := []string{p.places().staging(data.Driver, data.Handle), p.places().oldStaging(spec)}
 	if block {
 		candidates = []string{p.places().blockStaging(spec)}
 	}
+	found := ""
 	for _, path := range candidates {
-		switch info, err := os.Lstat(path); {
-		case errors.Is(err, fs.ErrNotExist):
+		point, err := p.host.Mounter.Inspect(ctx, path)
+		switch {
 		case err != nil:
 			return "", err
-		case info.IsDir():
+		case point.Mounted:
 			return path, nil
+		case point.Exists && found == "":
+			found = path
 		}
 	}
-	return candidates[0], nil // nothing is there: a driver without staging
+	// Nothing is mounted: a driver that stages without a mount, or not at all.
+	return cmp.Or(found, candidates[0]), nil
 }
 
 // FindDevices implements [plugins.DeviceFinder]: it finds what is staged in the
@@ -81,7 +87,29 @@ func (p *Plugin) FindDevices(ctx context.Context) ([]plugins.FoundDevice, []plug
 		}
 		f.each(ctx, dir, func(sub string) { f.device(sub, filepath.Join(sub, globalMount), sub, false) })
 	}
-	return f.found, f.faults
+	return p.oneOfEach(ctx, &f), f.faults
+}
+
+// oneOfEach leaves of several places at which one volume seems to be staged the
+// one where something is mounted. The others are faults.
+func (p *Plugin) oneOfEach(ctx context.Context, f *deviceFinder) []plugins.FoundDevice {
+	mounted := func(d plugins.FoundDevice) int {
+		if point, err := p.host.Mounter.Inspect(ctx, d.DeviceMountPath); err == nil && !point.Mounted {
+			return 1
+		}
+		return 0
+	}
+	slices.SortStableFunc(f.found, func(a, b plugins.FoundDevice) int { return mounted(a) - mounted(b) })
+	seen := map[string]string{}
+	return slices.DeleteFunc(f.found, func(d plugins.FoundDevice) bool {
+		other, twice := seen[d.Identity.Storage]
+		if !twice {
+			seen[d.Identity.Storage] = d.DeviceMountPath
+			return false
+		}
+		f.fault(d.DeviceMountPath, fmt.Errorf("the volume %s is taken to be staged at %s", d.Identity.Storage, other))
+		return true
+	})
 }
 
 // deviceFinder looks for staged volumes. It lists folders above staging paths

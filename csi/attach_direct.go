@@ -168,7 +168,7 @@ func validateUse(ctx context.Context, d *driver, use *csipb.ControllerPublishVol
 	if res.GetConfirmed() != nil && (len(confirmed) == 0 || slices.ContainsFunc(confirmed, understood)) {
 		return nil
 	}
-	why := clean(withoutSecrets(res.GetMessage(), secretsIn(req)), maxMessage)
+	why := clean(withoutSecrets(res.GetMessage(), d.calls.secrets.shapes()), maxMessage)
 	if why == "" {
 		why = "it gives no reason"
 	}
@@ -281,6 +281,11 @@ func (a *directAttach) unpublish(ctx context.Context, d *driver, v *Attachable) 
 		return err
 	}
 	secrets, err := readSecret(ctx, a.host, ref)
+	if errors.Is(err, plugins.ErrWaiting) {
+		// It is gone, and may never come back: many drivers do without.
+		a.host.Log.Info("secret for detaching a volume is gone", "driver", v.Driver, "secret", ref.String())
+		err = nil
+	}
 	if err != nil {
 		return err
 	}

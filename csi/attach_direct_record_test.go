@@ -68,7 +68,10 @@ func TestDirectAttachSecrets(t *testing.T) {
 		if err := r.store.Delete(secret); err != nil {
 			t.Fatal(err)
 		}
-		wantError(t, r.Detach(t.Context(), v), plugins.ClassWaiting, &ref, "storage/login")
+		// One that is gone may never come back: the driver decides.
+		if err := r.Detach(t.Context(), v); err != nil {
+			t.Errorf("%s, without the secret: %v", name, err)
+		}
 	}
 }
 

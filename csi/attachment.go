@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"strings"
 
 	"github.com/volumekit/volumekit/plugins"
@@ -20,7 +21,7 @@ func (p *Plugin) Attach(ctx context.Context, req plugins.DeviceRequest) (plugins
 		return plugins.DeviceResult{}, err
 	}
 	if !info.AttachRequired {
-		return plugins.DeviceResult{Undo: plugins.Undo{undoAttached: "false"}}, nil
+		return plugins.DeviceResult{Undo: plugins.Undo{undoAttached: attachedNot}}, nil
 	}
 	got, err := p.attacher.Attach(ctx, p.attachable(req, s.driver, s.handle, info))
 	if err != nil {
@@ -29,7 +30,7 @@ func (p *Plugin) Attach(ctx context.Context, req plugins.DeviceRequest) (plugins
 		}
 		return plugins.DeviceResult{}, err
 	}
-	undo := plugins.Undo{undoAttached: "true"}
+	undo := plugins.Undo{undoAttached: attachWay(p.attacher, s.driver)}
 	for key, value := range got.Undo {
 		undo[undoAttach+key] = value
 	}
@@ -49,14 +50,38 @@ func (p *Plugin) askLimit(ctx context.Context, driver string) {
 	}
 }
 
-// undoAttached says whether an attacher was asked.
+// undoAttached says in which way the volume was attached.
 const undoAttached = "attached"
+
+// Ways to attach.
+const (
+	attachedNot      = "none"
+	attachedByOthers = "wait"
+	attachedByObject = "own"
+	attachedDirectly = "direct"
+)
+
+// attachWay names the way in which an attacher attaches the volumes of a driver.
+func attachWay(a Attacher, driver string) string {
+	switch a := a.(type) {
+	case noAttach:
+		return attachedNot
+	case *waitAttach:
+		return attachedByOthers
+	case *ownAttach:
+		return attachedByObject
+	case *directAttach:
+		return attachedDirectly
+	case *byDriver:
+		if one, err := a.pick(driver); err == nil {
+			return attachWay(one, driver)
+		}
+	}
+	return fmt.Sprintf("%T", a)
+}
 
 // Detach implements [plugins.Attacher].
 func (p *Plugin) Detach(ctx context.Context, req plugins.DeviceRequest) error {
-	if req.Undo[undoAttached] == "false" {
-		return nil
-	}
 	driver, handle, err := p.stagedVolume(req)
 	if err != nil {
 		return err
@@ -65,8 +90,16 @@ func (p *Plugin) Detach(ctx context.Context, req plugins.DeviceRequest) error {
 	if err != nil {
 		return err
 	}
-	if !info.AttachRequired && req.Undo[undoAttached] == "" {
+	way, today := req.Undo[undoAttached], attachWay(p.attacher, driver)
+	switch {
+	case way == "" && !info.AttachRequired:
 		return nil
+	case way == attachedNot, way == attachedByOthers:
+		return nil // nobody here attached it
+	case way != "" && way != today:
+		return plugins.Paced(slow, plugins.Uncertain(fmt.Errorf(
+			"the volume was attached in the way %q, and this program attaches volumes of driver %s in the way %q: only one that attaches them as before can detach it",
+			way, driver, today)))
 	}
 	return p.attacher.Detach(ctx, p.attachable(req, driver, handle, info))
 }

@@ -24,6 +24,9 @@ func (p *Plugin) MapDevice(ctx context.Context, req plugins.SetUpRequest) (plugi
 	if err != nil {
 		return plugins.MapResult{}, err
 	}
+	if err := p.onTheWay(ctx, p.blockPlaces(req.Volume)...); err != nil {
+		return plugins.MapResult{}, err
+	}
 	if err = os.MkdirAll(pub.dataDir, 0o750); err == nil {
 		err = p.volData(pub).write(pub.dataDir)
 	}
@@ -55,6 +58,12 @@ func (p *Plugin) MapDevice(ctx context.Context, req plugins.SetUpRequest) (plugi
 	}, nil
 }
 
+// blockPlaces are the plugin's places for a pod's device.
+func (p *Plugin) blockPlaces(v plugins.PodVolume) []string {
+	at := p.places()
+	return []string{at.blockPublish(v.Name, v.Pod), at.blockMap(v.Name, v.Pod), filepath.Join(at.blockData(v.Name), dataFile)}
+}
+
 func isBlockDevice(path string) error {
 	info, err := os.Stat(path)
 	if err != nil {
@@ -76,7 +85,10 @@ func (p *Plugin) bindDevice(ctx context.Context, device, at string) error {
 	case err == nil:
 		err = f.Close()
 	case errors.Is(err, fs.ErrExist):
-		err = nil
+		var there fs.FileInfo
+		if there, err = os.Lstat(at); err == nil && there.Mode()&fs.ModeSymlink != 0 {
+			err = fmt.Errorf("%s is a symbolic link", at)
+		}
 	}
 	if err != nil {
 		return plugins.Uncertain(fmt.Errorf("make the file for the device: %w", err))
@@ -115,6 +127,9 @@ func (p *Plugin) unbind(ctx context.Context, at string) error {
 // UnmapDevice implements [plugins.BlockMapper].
 func (p *Plugin) UnmapDevice(ctx context.Context, req plugins.TearDownRequest) error {
 	v := req.Volume
+	if err := p.onTheWay(ctx, p.blockPlaces(v)...); err != nil {
+		return plugins.Uncertain(err)
+	}
 	target := p.places().blockPublish(v.Name, v.Pod)
 	driver, handle, err := p.publishedVolume(req, p.places().blockData(v.Name))
 	if err != nil {
@@ -177,16 +192,26 @@ func (p *Plugin) clearMap(ctx context.Context, v plugins.PodVolume, staging stri
 		if err := removePlace(place, point); err != nil {
 			return plugins.Uncertain(fmt.Errorf("remove what is left of the device: %w", err))
 		}
-		removeEmpty(filepath.Dir(place))
 	}
-	volume := p.places().blockVolume(v.Name)
-	if _, err := os.Lstat(filepath.Join(volume, "dev")); err == nil || staging == p.places().blockStaging(v.Name) {
-		return nil // another pod's, or still needed to unstage
+	if staging == p.places().blockStaging(v.Name) {
+		return nil // what is there serves others, and goes when the volume is unstaged
 	}
-	if err := removeVolData(p.places().blockData(v.Name)); err != nil {
+	return p.clearBlockFolders(v.Name)
+}
+
+// clearBlockFolders removes what block volumes of a persistent volume leave,
+// unless a pod has one.
+func (p *Plugin) clearBlockFolders(spec string) error {
+	volume := p.places().blockVolume(spec)
+	removeEmpty(filepath.Dir(p.places().blockPublish(spec, "x")))
+	removeEmpty(filepath.Join(volume, "dev"))
+	if _, err := os.Lstat(filepath.Join(volume, "dev")); err == nil {
+		return nil // another pod's
+	}
+	if err := removeVolData(p.places().blockData(spec)); err != nil {
 		return plugins.Uncertain(fmt.Errorf("remove the file about the device: %w", err))
 	}
-	removeEmpty(p.places().blockData(v.Name))
+	removeEmpty(p.places().blockData(spec))
 	removeEmpty(volume)
 	return nil
 }

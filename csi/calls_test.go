@@ -76,21 +76,62 @@ func TestParallelPublishes(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		d := &driver{name: fakeName, calls: newCalls(nil, true)}
-		began := time.Now()
-		var wg sync.WaitGroup
-		for i := range 6 {
-			m := []method{nodePublish, nodeUnpublish, nodeStage}[i%3]
-			wg.Go(func() {
-				_ = rpc(t.Context(), d, m, "v", func(context.Context) error {
-					time.Sleep(time.Second)
-					return nil
+		var shared, alone, most atomic.Int64
+		run := func(methods ...method) time.Duration {
+			began := time.Now()
+			var wg sync.WaitGroup
+			for _, m := range methods {
+				wg.Go(func() {
+					_ = rpc(t.Context(), d, m, "v", func(context.Context) error {
+						mine := &alone
+						if m == nodePublish || m == nodeUnpublish {
+							mine = &shared
+						}
+						if n := mine.Add(1); mine == &alone && (n > 1 || shared.Load() > 0) || mine == &shared && alone.Load() > 0 {
+							t.Error("a call that stands alone has company")
+						}
+						most.Store(max(most.Load(), shared.Load()))
+						time.Sleep(time.Second)
+						mine.Add(-1)
+						return nil
+					})
 				})
+			}
+			wg.Wait()
+			return time.Since(began)
+		}
+		if took := run(nodePublish, nodePublish, nodeUnpublish, nodePublish); took != time.Second || most.Load() != 4 {
+			t.Errorf("publishes took %v, %d at a time", took, most.Load())
+		}
+		run(nodePublish, nodeStage, nodePublish, nodeStats, nodeUnpublish, nodeExpand, nodePublish)
+	})
+}
+
+// A call that only reads, and hangs, does not hold up one that changes the
+// volume.
+func TestReadsGiveWay(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		d := &driver{name: fakeName, calls: newCalls(nil, false)}
+		var wg sync.WaitGroup
+		wg.Go(func() {
+			err := rpc(t.Context(), d, nodeStats, "v", func(ctx context.Context) error {
+				<-ctx.Done()
+				return context.Cause(ctx)
 			})
+			if err == nil || plugins.ClassOf(err) != plugins.ClassTransient {
+				t.Errorf("the read ended with %v", err)
+			}
+		})
+		synctest.Wait()
+		began := time.Now()
+		if err := rpc(t.Context(), d, nodeUnpublish, "v", func(context.Context) error { return nil }); err != nil {
+			t.Error(err)
+		}
+		if waited := time.Since(began); waited != readGrace {
+			t.Errorf("it waited %v", waited)
 		}
 		wg.Wait()
-		if took := time.Since(began); took != 2*time.Second { // two stages
-			t.Errorf("it took %v", took)
-		}
 	})
 }
 

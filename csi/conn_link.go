@@ -53,6 +53,7 @@ type link struct {
 	// asking and asked limit how often capabilities are asked for again.
 	asking bool
 	asked  time.Time
+	began  time.Time // asking, in real time
 	// hopes: the driver announces a controller service that did not answer.
 	hopes error
 }

@@ -94,6 +94,9 @@ func CheckDriverName(name string) error {
 	for i := 0; good && i < len(name); i++ {
 		good = alnum(name[i]) || strings.IndexByte("-._", name[i]) >= 0
 	}
+	if good && (name == devicesDir || name == oldStagingDir) {
+		return plugins.Permanentf("%q cannot be the name of a CSI driver: its folder would be one of all drivers", name)
+	}
 	if !good {
 		return plugins.Permanentf("%q is not the name of a CSI driver: letters, digits, dashes and dots, at most 63", shorten(name, maxDriverName+20))
 	}

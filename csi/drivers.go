@@ -274,12 +274,18 @@ func (d *Drivers) find(ctx context.Context, name string, serves func(*driver) bo
 	}
 	for {
 		d.mu.Lock()
-		found, l := d.pick(name, serves)
+		found, l := d.pick(name, serves, false)
+		var left time.Duration
+		var changed <-chan struct{}
+		if found == nil {
+			if left, changed = d.hope(name, serves); left <= 0 { // one that is being asked is better than none
+				found, l = d.pick(name, serves, true)
+			}
+		}
 		if found != nil {
 			d.mu.Unlock()
 			return found, l, nil
 		}
-		left, changed := d.hope(name, serves)
 		why := d.explain(name, serves)
 		d.mu.Unlock()
 		if left <= 0 || !waitFor(ctx, changed, left) {
@@ -302,15 +308,16 @@ func waitFor(ctx context.Context, changed <-chan struct{}, limit time.Duration) 
 	return true
 }
 
-// pick returns the newest driver that is ready. The lock is held.
-func (d *Drivers) pick(name string, serves func(*driver) bool) (*driver, *link) {
+// pick returns the newest driver that is ready: with asking, also one of which it
+// is not known at the moment what it can. The lock is held.
+func (d *Drivers) pick(name string, serves func(*driver) bool, asking bool) (*driver, *link) {
 	e := d.entries[name]
 	if e == nil || d.spawn == nil {
 		return nil, nil
 	}
 	for _, i := range slices.Backward(e.instances) {
 		for _, l := range i.links {
-			if l.current != nil && !l.asking && serves(l.current) && l.conn.ready() {
+			if l.current != nil && (asking || !l.asking) && serves(l.current) && l.conn.ready() {
 				return l.current, l
 			}
 		}
@@ -336,7 +343,7 @@ func (d *Drivers) hope(name string, serves func(*driver) bool) (time.Duration, <
 			case !serves(l.current) && l.hopes != nil:
 				d.startAsking(l, l.conn)
 			case serves(l.current) && l.asking: // what it can do will soon be known
-				most = max(most, patience)
+				most = max(most, l.began.Add(patience).Sub(now))
 			case serves(l.current): // its loss is about to be noticed
 				most = max(most, patience/10)
 			}

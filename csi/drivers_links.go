@@ -114,9 +114,11 @@ func (d *Drivers) startAsking(l *link, c *conn) {
 	if l.conn != c || l.asking || d.spawn == nil || now.Sub(l.asked) < againEvery {
 		return
 	}
-	l.asking, l.asked = true, now
+	l.asking, l.asked, l.began = true, now, clock.RealClock{}.Now()
 	cur, hoped := *l.current, l.hopes != nil
 	d.spawn(func(ctx context.Context) {
+		ctx, cancel := context.WithTimeout(ctx, againEvery)
+		defer cancel()
 		next, hopes := capabilitiesAgain(ctx, c, cur, hoped)
 		if d.announces(l, c, &next, hopes) {
 			d.config.Log.Info("Driver announces other capabilities now", "driver", cur.name, "endpoint", l.path)

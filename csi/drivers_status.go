@@ -90,8 +90,8 @@ func (d *Drivers) status(e *entry) DriverStatus {
 		away := e.away
 		s.AwaySince = &away
 	}
-	node, _ := d.pick(e.name, servesNode)
-	controller, _ := d.pick(e.name, servesController)
+	node, _ := d.pick(e.name, servesNode, true)
+	controller, _ := d.pick(e.name, servesController, true)
 	if node != nil {
 		s.NodeCapabilities = named(node.nodeCan, csipb.NodeServiceCapability_RPC_Type.String)
 	}

@@ -202,6 +202,9 @@ const maxMessage = 1024
 // must not be passed on.
 func failed(driver string, m method, err error, secrets []string) error {
 	s := status.Convert(err)
+	if tooLarge(s) {
+		s = status.New(codes.Internal, "its answer is larger than what is taken: "+s.Message())
+	}
 	o := meaning(m, s.Code())
 	text := clean(withoutSecrets(s.Message(), secrets), maxMessage)
 	return plugins.Paced(o.pace, o.wrap(&CallError{Driver: driver, Method: string(m), Code: s.Code(), Message: text, means: o.means}))
@@ -232,6 +235,12 @@ func oneLine(s string) string {
 
 // clean makes a driver's text fit to be shown, and short.
 func clean(s string, limit int) string { return shorten(oneLine(s), limit) }
+
+// tooLarge reports whether an answer came that was too large to be read: gRPC says
+// that with the code of a full node.
+func tooLarge(s *status.Status) bool {
+	return s.Code() == codes.ResourceExhausted && strings.HasPrefix(s.Message(), "grpc: received message")
+}
 
 func (o outcome) wrap(err error) error {
 	switch o.class {

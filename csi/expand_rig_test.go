@@ -92,7 +92,8 @@ func storageList(bytes int64) v1.ResourceList {
 func newGrowthRig(t *testing.T, change ...func(*growthRig)) *growthRig {
 	t.Helper()
 	r := &growthRig{T: t, store: memory.NewStore(), events: memory.NewRecorder(0)}
-	host := r.store.Host(plugins.Layout{Root: t.TempDir()}, mounttest.New(mounttest.Options{}))
+	root := t.TempDir()
+	host := r.store.Host(plugins.Layout{Root: root}, mounttest.New(mounttest.Options{Dir: root}))
 	host.NodeName, host.Events = "node", r.events
 	p, err := New(Config{Host: host, Drivers: NewDrivers(DriversConfig{}), Expansion: Expansion{Claims: r.store}})
 	if err != nil {

@@ -82,7 +82,7 @@ func (p *Plugin) Health(_ context.Context, target plugins.Target) ([]plugins.Fau
 // periodic rounds know and tell stays as it is. The error is of class
 // unsupported if the driver does not tell.
 func (p *Plugin) CheckHealth(ctx context.Context, target plugins.Target) ([]plugins.Fault, error) {
-	at, err := p.whereabouts(target)
+	at, err := p.whereabouts(ctx, target)
 	if err != nil {
 		return nil, err
 	}

@@ -72,7 +72,7 @@ func (p *Plugin) askVolumeHealth(ctx context.Context, d *driver, at published, t
 		if err != nil {
 			return nil, plugins.Transient(fmt.Errorf("condition that CSI driver %s answered: %w", d.name, err))
 		}
-		return faults, nil
+		return d.withoutSecrets(faults), nil
 	}
 	req := &csipb.NodeGetVolumeHealthRequest{VolumeId: at.handle, VolumePublishPath: at.target, StagingTargetPath: at.staging}
 	if !d.nodeCan.has(canStage) {
@@ -90,7 +90,16 @@ func (p *Plugin) askVolumeHealth(ctx context.Context, d *driver, at published, t
 	for _, one := range health.GetHealthStatuses() {
 		list.add(volumeFaults[one.GetStatus()], one.GetReason(), one.GetMessage())
 	}
-	return list.sorted(), nil
+	return d.withoutSecrets(list.sorted()), nil
+}
+
+// withoutSecrets takes what went to the driver as a secret out of what it says.
+func (d *driver) withoutSecrets(faults []plugins.Fault) []plugins.Fault {
+	shapes := d.calls.secrets.shapes()
+	for i := range faults {
+		faults[i].Message = withoutSecrets(faults[i].Message, shapes)
+	}
+	return faults
 }
 
 // askStorageHealth asks for the health of a driver's storage.
@@ -103,7 +112,7 @@ func askStorageHealth(ctx context.Context, d *driver) ([]plugins.Fault, error) {
 	for _, one := range res.GetBackendHealth() {
 		list.add(storageFaults[one.GetStatus()], one.GetReason(), one.GetMessage())
 	}
-	return list.sorted(), nil
+	return d.withoutSecrets(list.sorted()), nil
 }
 
 // faultList collects what a driver says, which is hostile.

@@ -28,13 +28,11 @@ func (p *Plugin) watchLimits(ctx context.Context) error {
 		case <-due.signal:
 		}
 		names := due.take()
-		if names[""] { // all of them
-			for _, s := range p.config.Drivers.Status() {
-				names[s.Name] = true
+		for _, driver := range p.config.Drivers.Status() { // objects without a driver are nothing to us
+			name := driver.Name
+			if !names[""] && !names[name] {
+				continue
 			}
-		}
-		delete(names, "")
-		for name := range names {
 			info, err := driverInfo(ctx, p.host, name)
 			if err != nil {
 				p.host.Log.V(1).Info("a driver's update period is not known", "driver", name, "reason", err.Error())

@@ -50,6 +50,10 @@ func (p places) blockStaging(spec string) string {
 	return filepath.Join(p.root(), devicesDir, "staging", spec)
 }
 
+// reserved reports whether a persistent volume's name is that of a folder beside
+// those of block volumes.
+func reserved(spec string) bool { return spec == "staging" || spec == "publish" }
+
 // blockPublish is where the driver puts the pod's device.
 func (p places) blockPublish(spec string, pod types.UID) string {
 	return filepath.Join(p.root(), devicesDir, "publish", spec, string(pod))

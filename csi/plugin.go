@@ -65,6 +65,8 @@ type Plugin struct {
 	// live are the volumes that are published, as far as this process has
 	// published them.
 	live map[plugins.PodVolume]published
+	// tried are volumes of which a publish of this process failed.
+	tried map[plugins.PodVolume]bool
 	// restaged are volumes that were staged again because a driver denied that
 	// they were staged, with the driver's generation then.
 	restaged map[string]uint64
@@ -118,7 +120,7 @@ func New(c Config) (*Plugin, error) {
 	p := &Plugin{
 		host: c.Host, config: c, drivers: c.Drivers, attacher: c.Attacher,
 		tokens: tokens{projection.NewTokenCache(c.Host)},
-		live:   map[plugins.PodVolume]published{}, leaving: map[plugins.PodVolume]struct{}{}, restaged: map[string]uint64{},
+		live:   map[plugins.PodVolume]published{}, tried: map[plugins.PodVolume]bool{}, leaving: map[plugins.PodVolume]struct{}{}, restaged: map[string]uint64{},
 	}
 	if p.attacher == nil {
 		p.attacher = WaitAttach(c.Host, WaitOptions{})
@@ -180,6 +182,9 @@ func (p *Plugin) Identify(spec *plugins.Spec) (plugins.Identity, error) {
 	}
 	if err := checkHandle(s.handle); err != nil {
 		return plugins.Identity{}, err
+	}
+	if isBlock(spec) && reserved(spec.Name()) {
+		return plugins.Identity{}, plugins.Permanentf("a block volume cannot belong to a persistent volume called %q: its folder would be one that all block volumes have", spec.Name())
 	}
 	id.Undo[undoHandle] = s.handle
 	secret, err := attachSecretOf(spec.PV)
@@ -272,7 +277,9 @@ func (p *Plugin) remember(v plugins.PodVolume, what published) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.live[v] = what
+	delete(p.tried, v)
 	delete(p.leaving, v)
+	delete(p.tried, v)
 	delete(p.refused, storageName(what.driver, what.handle))
 }
 

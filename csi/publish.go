@@ -44,6 +44,9 @@ func (p *Plugin) SetUp(ctx context.Context, req plugins.SetUpRequest) (plugins.S
 	}
 	made, err := makeFolder(pub.dataDir)
 	if err == nil {
+		err = p.notMounted(ctx, pub.dataDir)
+	}
+	if err == nil {
 		err = p.volData(pub).write(pub.dataDir)
 	}
 	if err != nil {
@@ -55,13 +58,16 @@ func (p *Plugin) SetUp(ctx context.Context, req plugins.SetUpRequest) (plugins.S
 	}
 	live := pub.published()
 	p.remember(req.Volume, live)
-	point, err := p.seen(ctx, pub.request.TargetPath)
+	point, err := p.seenFolder(ctx, pub.request.TargetPath)
 	if err != nil {
 		return plugins.SetUpResult{}, err
 	}
 	live.mounted = point.Mounted
 	p.remember(req.Volume, live)
-	if err := p.own(ctx, owner, pub); err != nil {
+	if !point.ReadOnly { // a driver may mount so what nobody asked to be
+		err = p.own(ctx, owner, pub)
+	}
+	if err != nil {
 		return plugins.SetUpResult{}, err
 	}
 	return plugins.SetUpResult{
@@ -97,6 +103,9 @@ func (p *Plugin) prepare(ctx context.Context, req plugins.SetUpRequest, block bo
 	capability, err := p.capability(d, s, req.Spec, req.Params.FSGroup, p.label(info, req.Params))
 	if err != nil {
 		return nil, err
+	}
+	if m, known := capability.GetMount(), p.stagedAs(s, req.DeviceMountPath); m != nil && known.Flags != "" && !s.ephemeral {
+		m.FsType, m.MountFlags = known.FSType, known.flags() // those that it is staged with
 	}
 	pub.request = &csipb.NodePublishVolumeRequest{
 		VolumeId: s.handle, TargetPath: target, VolumeCapability: capability, Readonly: readOnly,
@@ -214,11 +223,37 @@ func publishSecret(spec *plugins.Spec, pod *v1.Pod) *secretRef {
 // believe it is, gets it staged once more.
 func (p *Plugin) publish(ctx context.Context, pub *publication) error {
 	err := p.callPublish(ctx, pub)
+	if answered(err) == codes.AlreadyExists {
+		return p.publishedOtherwise(ctx, pub, err)
+	}
 	if answered(err) != codes.FailedPrecondition || pub.request.StagingTargetPath == "" || !p.mayRestage(pub) {
 		return err
 	}
 	if again := p.restage(ctx, pub); again != nil {
 		return errors.Join(err, again)
+	}
+	return p.callPublish(ctx, pub)
+}
+
+// publishedOtherwise handles a volume that is published at its target with other
+// arguments. What this process tried and did not finish is taken back and
+// published anew: no container has seen it. What an earlier process left may be
+// in use, and stays.
+func (p *Plugin) publishedOtherwise(ctx context.Context, pub *publication, cause error) error {
+	v := pub.req.Volume
+	p.mu.Lock()
+	own := p.tried[v]
+	p.mu.Unlock()
+	if !own && pub.req.Again {
+		p.host.Log.Info("volume is published with other arguments than today's, and may be in use", "volume", v.Name, "pod", v.Pod)
+		return nil
+	}
+	if _, live := p.recall(v); live {
+		return cause
+	}
+	undo := plugins.TearDownRequest{Target: pub.req.Target}
+	if err := p.unpublish(ctx, undo, pub.source.driver, pub.handle, pub.request.TargetPath); err != nil {
+		return fmt.Errorf("take back a publish with other arguments: %w", err)
 	}
 	return p.callPublish(ctx, pub)
 }
@@ -231,6 +266,11 @@ func (p *Plugin) callPublish(ctx context.Context, pub *publication) error {
 		return plugins.Transient(err)
 	}
 	_, err := call(ctx, pub.driver, nodePublish, pub.handle, pub.request, pub.driver.node.NodePublishVolume)
+	if err != nil && answered(err) != codes.AlreadyExists {
+		p.mu.Lock()
+		p.tried[pub.req.Volume] = true
+		p.mu.Unlock()
+	}
 	return p.called(err)
 }
 
@@ -243,11 +283,8 @@ func (p *Plugin) called(err error) error {
 }
 
 // mayRestage reports whether a volume may be staged again: once for each
-// connection to its driver, and where no other publish can be under way.
+// connection to its driver.
 func (p *Plugin) mayRestage(pub *publication) bool {
-	if p.parallel(pub.source.driver) {
-		return false
-	}
 	key := storageName(pub.source.driver, pub.handle)
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -280,6 +317,16 @@ func (p *Plugin) seen(ctx context.Context, target string) (mount.Point, error) {
 	return point, nil
 }
 
+// seenFolder is seen for a file system: what is there has to be a folder, and
+// not a link that leads to one.
+func (p *Plugin) seenFolder(ctx context.Context, target string) (mount.Point, error) {
+	point, err := p.seen(ctx, target)
+	if err == nil && !point.IsDir {
+		err = plugins.Uncertain(fmt.Errorf("the driver published %s, which is no folder", target))
+	}
+	return point, err
+}
+
 // tidy takes away what a publish that certainly left nothing behind had
 // prepared, if the volume is new. It returns err, and what went wrong.
 func (p *Plugin) tidy(ctx context.Context, pub *publication, made bool, err error) error {
@@ -294,6 +341,7 @@ func (p *Plugin) tidy(ctx context.Context, pub *publication, made bool, err erro
 	if left := p.clear(ctx, pub.dataDir, pub.request.TargetPath); left != nil {
 		return errors.Join(err, left)
 	}
+	p.drop(pub.req.Volume) // nothing may ever come that would do it
 	return err
 }
 

@@ -3,10 +3,14 @@ package csi
 import (
 	"cmp"
 	"encoding/base64"
+	"encoding/hex"
 	"encoding/json"
+	"fmt"
+	"net/url"
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 
 	csipb "github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/protobuf/encoding/protojson"
@@ -108,15 +112,8 @@ const minSecret = 4
 // minLine is the same for one line of a secret of several.
 const minLine = 8
 
-// secretsIn lists the secret texts of a request, the longest first, in the
-// shapes in which programs print them.
-func secretsIn(message proto.Message) []string {
-	m := message.ProtoReflect()
-	if !m.IsValid() {
-		return nil
-	}
-	var list []string
-	secretsOf(m, false, func(s string) { list = append(list, shapes(s)...) })
+// longestFirst sorts texts so that none is found before one that holds it.
+func longestFirst(list []string) []string {
 	slices.SortFunc(list, func(a, b string) int {
 		return cmp.Or(len(b)-len(a), strings.Compare(a, b))
 	})
@@ -164,8 +161,9 @@ func secretsOfValue(value protoreflect.Value, secret bool, add func(string)) {
 	}
 }
 
-// shapes are the texts as which a secret may appear: as it is, quoted, in
-// base64, and each of its lines.
+// shapes are the texts as which a secret may appear: as it is, quoted as Go and
+// JSON do it, in a URL, as numbers in base64, hexadecimal or decimal, alone or
+// within something longer, and each of its lines.
 func shapes(s string) []string {
 	var list []string
 	add := func(text string, least int) {
@@ -180,12 +178,76 @@ func shapes(s string) []string {
 	quoted := strconv.Quote(s)
 	add(quoted[1:len(quoted)-1], minSecret)
 	add(strings.TrimSpace(s), minSecret)
+	if text, err := json.Marshal(s); err == nil {
+		add(string(text[1:len(text)-1]), minSecret)
+	}
+	add(url.QueryEscape(s), minSecret)
+	add(url.PathEscape(s), minSecret)
 	add(base64.StdEncoding.EncodeToString([]byte(s)), minSecret)
 	add(base64.RawURLEncoding.EncodeToString([]byte(s)), minSecret)
+	for _, enc := range []*base64.Encoding{base64.RawStdEncoding, base64.RawURLEncoding} {
+		for before := range 3 {
+			add(inner(enc, s, before), minLine)
+		}
+	}
+	add(hex.EncodeToString([]byte(s)), minSecret)
+	add(strings.ToUpper(hex.EncodeToString([]byte(s))), minSecret)
+	add(strings.Trim(fmt.Sprint([]byte(s)), "[]"), minSecret)
 	for line := range strings.Lines(s) {
 		add(strings.TrimSpace(line), minLine)
 	}
 	return list
+}
+
+// inner is the part of an encoding that s alone decides when so many bytes stand
+// before it, and others may follow.
+func inner(enc *base64.Encoding, s string, before int) string {
+	text := enc.EncodeToString(append(make([]byte, before), s...))
+	first := (before*8 + 5) / 6       // characters that hold something of what is before
+	last := (before + len(s)) * 8 / 6 // and those that hold nothing of what follows
+	if first >= last {
+		return ""
+	}
+	return text[first:last]
+}
+
+// secretMemory keeps the secrets that went to a driver lately, so that they are known
+// when it tells them in its answer to another call.
+type secretMemory struct {
+	mu   sync.Mutex
+	list []string // the oldest first
+}
+
+// maxRemembered bounds a [secretMemory].
+const maxRemembered = 256
+
+func (m *secretMemory) remember(message proto.Message) {
+	r := message.ProtoReflect()
+	if !r.IsValid() {
+		return
+	}
+	secretsOf(r, false, func(s string) {
+		m.mu.Lock()
+		defer m.mu.Unlock()
+		if len(s) < minSecret || slices.Contains(m.list, s) {
+			return
+		}
+		if len(m.list) == maxRemembered {
+			m.list = slices.Delete(m.list, 0, 1)
+		}
+		m.list = append(m.list, s)
+	})
+}
+
+// shapes are those of all that is remembered.
+func (m *secretMemory) shapes() []string {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	var list []string
+	for _, s := range m.list {
+		list = append(list, shapes(s)...)
+	}
+	return longestFirst(list)
 }
 
 // tokenValue is one token as drivers get it.

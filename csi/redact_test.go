@@ -244,3 +244,10 @@ func TestSecretsInErrors(t *testing.T) {
 		t.Error(text)
 	}
 }
+
+// secretsIn are the shapes of the secrets of one request.
+func secretsIn(message proto.Message) []string {
+	var m secretMemory
+	m.remember(message)
+	return m.shapes()
+}

@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strconv"
 	"time"
+	"unicode/utf8"
 
 	v1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -124,6 +125,9 @@ func readSecret(ctx context.Context, host *plugins.VolumeHost, ref *secretRef) (
 	}
 	data := make(map[string]string, len(object.Data)+len(object.StringData))
 	for key, value := range object.Data {
+		if !utf8.Valid(value) {
+			return nil, plugins.Permanentf("secret %s cannot go to a CSI driver: what is under key %q is no UTF-8 text", ref, key)
+		}
 		data[key] = string(value)
 	}
 	maps.Copy(data, object.StringData) // of objects that no API server has seen

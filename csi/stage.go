@@ -7,7 +7,6 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"strconv"
 
 	csipb "github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc/codes"
@@ -104,18 +103,15 @@ func (p *Plugin) prepareStage(
 	if isBlock(spec) {
 		st.dataDir = p.places().blockData(filepath.Base(path))
 	}
-	// The group that went with an earlier staging goes with every repetition,
-	// whichever pod is the first one now.
-	group := params.FSGroup
-	if known, err := readVolData(st.dataDir); err == nil && known.Handle == s.handle && known.Group != "" {
-		if n, err := strconv.ParseInt(known.Group, 10, 64); err == nil {
-			group = &n
-		}
-	}
 	label := p.label(info, params)
-	capability, err := p.capability(d, s, spec, group, label)
+	capability, err := p.capability(d, s, spec, params.FSGroup, label)
 	if err != nil {
 		return nil, err
+	}
+	if m, known := capability.GetMount(), p.stagedAs(s, path); m != nil && known.Flags != "" {
+		// What went with an earlier staging goes with every repetition, whichever
+		// pod and persistent volume is the first one now.
+		m.FsType, m.MountFlags, m.VolumeMountGroup = known.FSType, known.flags(), known.Group
 	}
 	st.request = &csipb.NodeStageVolumeRequest{
 		VolumeId: s.handle, StagingTargetPath: path, VolumeCapability: capability,
@@ -134,15 +130,33 @@ func (p *Plugin) prepareStage(
 		st.data.SpecName, st.data.Node = filepath.Base(path), string(p.host.NodeName)
 		st.data.Attachment = AttachmentName(s.driver, s.handle, p.host.NodeName)
 	} else {
-		st.data.SELinux, st.data.Group = label, capability.GetMount().GetVolumeMountGroup()
+		m := capability.GetMount()
+		st.data.SELinux, st.data.Group, st.data.FSType = label, m.GetVolumeMountGroup(), m.GetFsType()
+		st.data.setFlags(m.GetMountFlags())
 	}
 	return st, nil
+}
+
+// stagedAs reads with what a volume was staged at a path, the zero value if that
+// is not known.
+func (p *Plugin) stagedAs(s source, path string) volData {
+	if path == "" {
+		return volData{}
+	}
+	known, err := readVolData(p.stagingData(path))
+	if err != nil || known.Handle != s.handle || known.Driver != s.driver {
+		return volData{}
+	}
+	return known
 }
 
 // stage prepares the places and calls the driver. used says that a pod may have
 // the volume.
 func (p *Plugin) stage(ctx context.Context, st *staging, used bool) error {
 	path := st.request.StagingTargetPath
+	if err := p.onTheWay(ctx, path, filepath.Join(st.dataDir, dataFile)); err != nil {
+		return err
+	}
 	dead := p.dead(ctx, path)
 	if dead != nil && !used {
 		if err := p.callUnstage(ctx, st.driver, st.handle, path); err != nil {
@@ -163,6 +177,12 @@ func (p *Plugin) stage(ctx context.Context, st *staging, used bool) error {
 			return fmt.Errorf("take back a staging with other arguments: %w", err)
 		}
 		_, err = call(ctx, st.driver, nodeStage, st.handle, st.request, st.driver.node.NodeStageVolume)
+	}
+	if answered(err) == codes.AlreadyExists && used {
+		// It is staged, as somebody has staged it who left no record of how: what
+		// pods have is not taken away for that.
+		p.host.Log.Info("volume is staged with other arguments than today's, and in use", "driver", st.source.driver, "volume", shorten(st.handle, 128))
+		err = nil
 	}
 	if err != nil && dead != nil && used {
 		err = fmt.Errorf("%w (the staged file system is dead, %w, and pods have it: it can be mounted anew when they are gone)", err, dead)
@@ -236,6 +256,9 @@ func (p *Plugin) UnmountDevice(ctx context.Context, req plugins.DeviceRequest) e
 	if path == "" {
 		path = p.places().staging(driver, handle)
 	}
+	if err := p.onTheWay(ctx, path, filepath.Join(p.stagingData(path), dataFile)); err != nil {
+		return plugins.Uncertain(err)
+	}
 	if _, err := os.Lstat(path); req.Undo[undoStaged] == "false" && errors.Is(err, fs.ErrNotExist) {
 		return p.clearStaging(ctx, path)
 	}
@@ -243,15 +266,26 @@ func (p *Plugin) UnmountDevice(ctx context.Context, req plugins.DeviceRequest) e
 	if err != nil {
 		return err
 	}
-	if d.nodeCan.has(canStage) {
+	switch {
+	case d.nodeCan.has(canStage):
 		if err := p.callUnstage(ctx, d, handle, path); err != nil {
 			return err
 		}
+	case p.maybeStaged(path):
+		return plugins.Paced(slow, plugins.Uncertain(fmt.Errorf(
+			"driver %s has staged the volume at %s and does not announce STAGE_UNSTAGE_VOLUME any more: start one that does, or remove %s if nothing is staged",
+			driver, path, filepath.Join(p.stagingData(path), dataFile))))
 	}
 	p.mu.Lock()
 	delete(p.restaged, storageName(driver, handle))
 	p.mu.Unlock()
 	return p.clearStaging(ctx, path)
+}
+
+// maybeStaged reports whether a stage at a path has been begun and not undone.
+func (p *Plugin) maybeStaged(path string) bool {
+	_, err := os.Lstat(filepath.Join(p.stagingData(path), dataFile))
+	return err == nil
 }
 
 // stagedVolume says which volume a request to unstage is about: from the
@@ -315,8 +349,7 @@ func (p *Plugin) clearStaging(ctx context.Context, path string) error {
 		return err
 	}
 	if p.places().isBlockStaging(path) {
-		removeEmpty(p.places().blockVolume(filepath.Base(path)))
-		return nil
+		return p.clearBlockFolders(filepath.Base(path))
 	}
 	removeEmpty(filepath.Dir(filepath.Dir(path))) // the driver's, when it was its last
 	return nil

@@ -17,7 +17,7 @@ import (
 // Stats implements [plugins.StatsReader]: it asks the driver. The error is of
 // class unsupported if the driver does not measure volumes.
 func (p *Plugin) Stats(ctx context.Context, target plugins.Target) (plugins.Stats, error) {
-	at, err := p.whereabouts(target)
+	at, err := p.whereabouts(ctx, target)
 	if err != nil {
 		return plugins.Stats{}, err
 	}
@@ -49,7 +49,7 @@ func ifStillThere[Req, Res any](
 	p *Plugin, at published, target plugins.Target, rpc func(context.Context, Req, ...grpc.CallOption) (Res, error),
 ) func(context.Context, Req, ...grpc.CallOption) (Res, error) {
 	return func(ctx context.Context, req Req, opts ...grpc.CallOption) (Res, error) {
-		now, err := p.whereabouts(target)
+		now, err := p.whereabouts(ctx, target)
 		if err == nil && (now.driver != at.driver || now.handle != at.handle || now.target != at.target || now.staging != at.staging) {
 			err = plugins.Transientf("volume %s has changed meanwhile", target.Volume.Name)
 		}
@@ -77,7 +77,7 @@ func (p *Plugin) isLeaving(v plugins.PodVolume) bool {
 
 // whereabouts says which volume a target has, and where: what this process has
 // published, else what the files say that an earlier one left.
-func (p *Plugin) whereabouts(t plugins.Target) (published, error) {
+func (p *Plugin) whereabouts(ctx context.Context, t plugins.Target) (published, error) {
 	if p.isLeaving(t.Volume) {
 		return published{}, plugins.Transientf("volume %s is being unpublished", t.Volume.Name)
 	}
@@ -100,7 +100,7 @@ func (p *Plugin) whereabouts(t plugins.Target) (published, error) {
 		at.handle = inlineHandle(t.Volume.Pod, t.Volume.Name)
 		return at, nil
 	}
-	if at.staging, err = p.findStaging(data, t.Volume.Name, at.block); err != nil {
+	if at.staging, err = p.findStaging(ctx, data, t.Volume.Name, at.block); err != nil {
 		return published{}, plugins.Transient(fmt.Errorf("find out where volume %s is staged: %w", t.Volume.Name, err))
 	}
 	return at, nil

@@ -70,7 +70,7 @@ func TestStatsOfWhatIsPublished(t *testing.T) {
 func TestStatsWaitForTheVolumesTurn(t *testing.T) {
 	t.Parallel()
 	r, s, target := newStatsRig(t)
-	leave, err := r.fake.d.calls.enter(t.Context(), "h")
+	_, leave, err := r.fake.d.calls.enter(t.Context(), "h", nodeUnpublish)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -94,7 +94,7 @@ func TestStatsOfWhatIsUnpublishedMeanwhile(t *testing.T) {
 		},
 	} {
 		r, s, target := newStatsRig(t)
-		leave, err := r.fake.d.calls.enter(t.Context(), "h")
+		_, leave, err := r.fake.d.calls.enter(t.Context(), "h", nodeUnpublish)
 		if err != nil {
 			t.Fatal(err)
 		}

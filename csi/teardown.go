@@ -97,6 +97,9 @@ func (p *Plugin) clear(ctx context.Context, dir, place string) error {
 	case point.Mounted:
 		return plugins.Uncertain(fmt.Errorf("it is still mounted at %s", place))
 	}
+	if err := p.notMounted(ctx, dir); err != nil {
+		return plugins.Uncertain(err)
+	}
 	if err := removePlace(place, point); err != nil {
 		return plugins.Uncertain(fmt.Errorf("remove what the driver left: %w", err))
 	}
@@ -108,6 +111,19 @@ func (p *Plugin) clear(ctx context.Context, dir, place string) error {
 	}
 	if err := syscall.Rmdir(dir); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return plugins.Uncertain(fmt.Errorf("remove the folder of the volume: %w", &fs.PathError{Op: "rmdir", Path: dir, Err: err}))
+	}
+	return nil
+}
+
+// notMounted makes sure that a folder of the plugin's is no mount: whoever mounted
+// something there would lose what is in it.
+func (p *Plugin) notMounted(ctx context.Context, dir string) error {
+	point, err := p.host.Mounter.Inspect(ctx, dir)
+	switch {
+	case err != nil:
+		return fmt.Errorf("look at the folder of the volume: %w", err)
+	case point.Mounted:
+		return fmt.Errorf("something is mounted at %s, which is the folder for the volume: unmount it", dir)
 	}
 	return nil
 }

@@ -29,9 +29,10 @@ type volData struct {
 	Lifecycle string
 	// SELinux is the label that the volume is mounted with.
 	SELinux string
-	// FSType, DevicePath and Group are not the kubelet's, which ignores them.
-	// Group is the volume_mount_group that went with the staging.
-	FSType, DevicePath, Group string
+	// FSType, DevicePath, Group and Flags are not the kubelet's, which ignores
+	// them. Group is the volume_mount_group that went with the staging, Flags are
+	// the mount flags as a JSON list, "null" for none.
+	FSType, DevicePath, Group, Flags string
 	// others are keys that are not known here; they are kept.
 	others map[string]string
 }
@@ -53,7 +54,23 @@ func (v *volData) fields() map[string]*string {
 		"specVolID": &v.SpecName, "volumeHandle": &v.Handle, "driverName": &v.Driver, "nodeName": &v.Node,
 		"attachmentID": &v.Attachment, "volumeLifecycleMode": &v.Lifecycle, "seLinuxMountContext": &v.SELinux,
 		"fsType": &v.FSType, "devicePath": &v.DevicePath, "volumeMountGroup": &v.Group,
+		"mountFlags": &v.Flags,
 	}
+}
+
+// flags are the mount flags that Flags holds.
+func (v *volData) flags() []string {
+	var list []string
+	_ = json.Unmarshal([]byte(v.Flags), &list) // nothing, if somebody has damaged it
+	return list
+}
+
+func (v *volData) setFlags(list []string) {
+	if list == nil {
+		list = []string{}
+	}
+	text, _ := json.Marshal(list) // strings always can be
+	v.Flags = string(text)
 }
 
 func (v *volData) ephemeral() bool { return v.Lifecycle == lifecycleEphemeral }
@@ -139,6 +156,8 @@ func (v *volData) check() error {
 		return fmt.Errorf("%w: driverName %q is not that of a driver", errDamaged, shorten(v.Driver, maxDriverName))
 	case v.Handle == "":
 		return fmt.Errorf("%w: volumeHandle is missing", errDamaged)
+	case checkHandle(v.Handle) != nil:
+		return fmt.Errorf("%w: volumeHandle %q is not one", errDamaged, shorten(v.Handle, 128))
 	}
 	return nil
 }

@@ -287,7 +287,7 @@ func TestFilesBesideTheVolume(t *testing.T) {
 	r.must(stage.Wait(r.ctx, 1))
 	staging := request[*csipb.NodeStageVolumeRequest](r, "NodeStageVolume", "").GetStagingTargetPath()
 	stagedFile := filepath.Join(filepath.Dir(staging), "vol_data.json")
-	if text, err := os.ReadFile(stagedFile); string(text) != `{"driverName":"rig.volumekit.example","fsType":"ext4","volumeHandle":"handle-data"}`+"\n" {
+	if text, err := os.ReadFile(stagedFile); string(text) != `{"driverName":"rig.volumekit.example","fsType":"ext4","mountFlags":"[]","volumeHandle":"handle-data"}`+"\n" {
 		t.Errorf("%s: %q, %v", stagedFile, text, err)
 	}
 	stage.Release()
