@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"runtime"
 	"slices"
 	"strings"
@@ -322,9 +323,12 @@ func (m *merge) device(plugin string, found *plugins.FoundDevice) {
 		return
 	}
 	v.DeviceMountPath = cmp.Or(v.DeviceMountPath, found.DeviceMountPath)
-	if v.Undo == nil {
-		v.Undo, v.Identity.Undo = identity.Undo, identity.Undo
+	undo := maps.Clone(identity.Undo) // what is recorded outweighs what is found
+	if undo == nil {
+		undo = plugins.Undo{}
 	}
+	maps.Copy(undo, v.Undo)
+	v.Undo, v.Identity.Undo = undo, undo
 }
 
 func (m *merge) findings() Findings {

@@ -3,6 +3,7 @@ package csi
 import (
 	"cmp"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -91,7 +92,7 @@ func (p *Plugin) FindDevices(ctx context.Context) ([]plugins.FoundDevice, []plug
 }
 
 // oneOfEach leaves of several places at which one volume seems to be staged the
-// one where something is mounted. The others are faults.
+// one where something is mounted. It is to be unstaged at the others too.
 func (p *Plugin) oneOfEach(ctx context.Context, f *deviceFinder) []plugins.FoundDevice {
 	mounted := func(d plugins.FoundDevice) int {
 		if point, err := p.host.Mounter.Inspect(ctx, d.DeviceMountPath); err == nil && !point.Mounted {
@@ -100,15 +101,32 @@ func (p *Plugin) oneOfEach(ctx context.Context, f *deviceFinder) []plugins.Found
 		return 0
 	}
 	slices.SortStableFunc(f.found, func(a, b plugins.FoundDevice) int { return mounted(a) - mounted(b) })
-	seen := map[string]string{}
-	return slices.DeleteFunc(f.found, func(d plugins.FoundDevice) bool {
-		other, twice := seen[d.Identity.Storage]
+	also := map[string][]string{}
+	found := slices.DeleteFunc(f.found, func(d plugins.FoundDevice) bool {
+		places, twice := also[d.Identity.Storage]
 		if !twice {
-			seen[d.Identity.Storage] = d.DeviceMountPath
+			also[d.Identity.Storage] = []string{}
 			return false
 		}
-		f.fault(d.DeviceMountPath, fmt.Errorf("the volume %s is taken to be staged at %s", d.Identity.Storage, other))
+		also[d.Identity.Storage] = append(places, d.DeviceMountPath)
 		return true
+	})
+	for i := range found {
+		if list := also[found[i].Identity.Storage]; len(list) > 0 {
+			text, _ := json.Marshal(list) // strings always can be
+			found[i].Identity.Undo[undoAlso] = string(text)
+		}
+	}
+	return found
+}
+
+// alsoStaged are the places that oneOfEach noted.
+func (p *Plugin) alsoStaged(undo plugins.Undo) []string {
+	var list []string
+	_ = json.Unmarshal([]byte(undo[undoAlso]), &list)
+	return slices.DeleteFunc(list, func(path string) bool {
+		rel, err := filepath.Rel(p.places().root(), path)
+		return err != nil || !filepath.IsLocal(rel)
 	})
 }
 

@@ -39,8 +39,24 @@ type ownAttach struct {
 // it is gone. Both read through host, which needs Attachments; if that source
 // notifies, the object's event ends the wait.
 func OwnAttach(host *plugins.VolumeHost, writer AttachmentWriter) Attacher {
+	if writer == nil {
+		writer = noWriter{}
+	}
 	return &ownAttach{attachments{host}, writer}
 }
+
+// noWriter stands for a writer that the embedder forgot.
+type noWriter struct{}
+
+var errNoWriter = plugins.Unsupported(errors.New("OwnAttach was given nobody who writes VolumeAttachments"))
+
+// CreateAttachment implements [AttachmentWriter].
+func (noWriter) CreateAttachment(context.Context, *storagev1.VolumeAttachment) error {
+	return errNoWriter
+}
+
+// DeleteAttachment implements [AttachmentWriter].
+func (noWriter) DeleteAttachment(context.Context, string) error { return errNoWriter }
 
 // Attach implements [Attacher].
 func (o *ownAttach) Attach(ctx context.Context, v Attachable) (Attached, error) {

@@ -37,7 +37,7 @@ type calls struct {
 // turn is the right to call about one volume.
 type turn struct {
 	free  *semaphore.Weighted
-	users int // that have it or wait for it
+	users int                // that have it or wait for it
 	reads map[*read]struct{} // under way
 }
 

@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/go-logr/logr"
@@ -41,6 +42,7 @@ const (
 // waiting for sockets and deadlines of calls follow the real clock. Methods are
 // safe for concurrent use.
 type Drivers struct {
+	owned     atomic.Bool // by a plugin
 	config    DriversConfig
 	notices   notices
 	lookEvery time.Duration // see link

@@ -116,6 +116,8 @@ func New(c Config) (*Plugin, error) {
 		return nil, errors.New("field Config.Host is not set: the plugin reads objects and mounts through it")
 	case c.Drivers == nil:
 		return nil, errors.New("field Config.Drivers is not set: it says where drivers are, see NewDrivers")
+	case c.Drivers.owned.Swap(true):
+		return nil, errors.New("field Config.Drivers has a plugin already, which runs it: each plugin needs its own")
 	}
 	p := &Plugin{
 		host: c.Host, config: c, drivers: c.Drivers, attacher: c.Attacher,
@@ -152,6 +154,9 @@ const (
 	undoContext = "publishContext"
 	// undoStaged is "false" for a volume whose driver has no staging.
 	undoStaged = "staged"
+	// undoAlso are further places at which the volume was found staged, as a JSON
+	// list.
+	undoAlso = "alsoStaged"
 	// undoAttach begins the keys of an [Attacher].
 	undoAttach = "attach."
 )

@@ -279,6 +279,25 @@ func (p *Plugin) UnmountDevice(ctx context.Context, req plugins.DeviceRequest) e
 	p.mu.Lock()
 	delete(p.restaged, storageName(driver, handle))
 	p.mu.Unlock()
+	for _, other := range p.alsoStaged(req.Undo) {
+		if err := p.unstageAlso(ctx, d, handle, other); err != nil {
+			return err
+		}
+	}
+	return p.clearStaging(ctx, path)
+}
+
+// unstageAlso undoes a staging at a further place, such as a kubelet of another
+// version leaves.
+func (p *Plugin) unstageAlso(ctx context.Context, d *driver, handle, path string) error {
+	if err := p.onTheWay(ctx, path, filepath.Join(p.stagingData(path), dataFile)); err != nil {
+		return plugins.Uncertain(err)
+	}
+	if d.nodeCan.has(canStage) {
+		if err := p.callUnstage(ctx, d, handle, path); err != nil {
+			return err
+		}
+	}
 	return p.clearStaging(ctx, path)
 }
 

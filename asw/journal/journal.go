@@ -67,8 +67,8 @@ type Journal struct {
 	turn chan struct{}
 	// The following belong to the holder of turn.
 	text       []byte // room for what is written
-	torn       bool // an append failed, and its bytes are still behind size
-	headDue    bool // the namespace is not written yet
+	torn       bool   // an append failed, and its bytes are still behind size
+	headDue    bool   // the namespace is not written yet
 	closed     bool
 	compacting bool
 	compactAt  int64 // the garbage at which to compact next
