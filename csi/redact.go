@@ -5,7 +5,6 @@ import (
 	"encoding/base64"
 	"encoding/hex"
 	"encoding/json"
-	"fmt"
 	"net/url"
 	"slices"
 	"strconv"
@@ -192,11 +191,23 @@ func shapes(s string) []string {
 	}
 	add(hex.EncodeToString([]byte(s)), minSecret)
 	add(strings.ToUpper(hex.EncodeToString([]byte(s))), minSecret)
-	add(strings.Trim(fmt.Sprint([]byte(s)), "[]"), minSecret)
+	add(decimal(s), minSecret)
 	for line := range strings.Lines(s) {
 		add(strings.TrimSpace(line), minLine)
 	}
 	return list
+}
+
+// decimal is what fmt prints of the bytes.
+func decimal(s string) string {
+	var text []byte
+	for i := range len(s) {
+		if i > 0 {
+			text = append(text, ' ')
+		}
+		text = strconv.AppendUint(text, uint64(s[i]), 10)
+	}
+	return string(text)
 }
 
 // inner is the part of an encoding that s alone decides when so many bytes stand
@@ -243,7 +254,7 @@ func (m *secretMemory) remember(message proto.Message) {
 func (m *secretMemory) shapes() []string {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	var list []string
+	list := make([]string, 0, 16*len(m.list))
 	for _, s := range m.list {
 		list = append(list, shapes(s)...)
 	}

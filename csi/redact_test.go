@@ -116,7 +116,7 @@ func TestRedact(t *testing.T) {
 	if Redact(nil) != "{}" || Redact(none) != "{}" || Redact(&csipb.ProbeRequest{}) != "{}" {
 		t.Error("what is empty")
 	}
-	if secretsIn(none) != nil {
+	if len(secretsIn(none)) > 0 {
 		t.Error("secrets of nothing")
 	}
 }
