@@ -5,6 +5,7 @@ import (
 	"maps"
 	"os"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -17,6 +18,7 @@ import (
 	"github.com/volumekit/volumekit/csi"
 	"github.com/volumekit/volumekit/csi/csitest"
 	"github.com/volumekit/volumekit/csi/csitest/checker"
+	"github.com/volumekit/volumekit/internal/nstest"
 )
 
 // csiDriver stores the CSIDriver object of the rig's driver.
@@ -57,23 +59,28 @@ func TestFieldsOfStageAndPublish(t *testing.T) {
 		s.VolumeAttributes = map[string]string{"share": "a"}
 		s.NodePublishSecretRef, s.NodeStageSecretRef, s.ControllerPublishSecretRef = ref("publish"), ref("stage"), ref("attach")
 	})
+	group := int64(1234)
+	if !nstest.RealRoot() { // the only one that there is in a namespace of one's own
+		group = int64(os.Getegid())
+	}
 	pod := podOf("one", "data")
-	pod.Spec.SecurityContext = &v1.PodSecurityContext{FSGroup: ptr(int64(1234))}
+	pod.Spec.SecurityContext = &v1.PodSecurityContext{FSGroup: &group}
 	r.up(pod)
 
+	text := strconv.FormatInt(group, 10)
 	attach := request[*csipb.ControllerPublishVolumeRequest](r, "ControllerPublishVolume", "")
 	if attach.GetNodeId() != "node-1" || attach.GetSecrets()["key"] != "canary-attach" || attach.GetReadonly() || attach.GetVolumeContext()["share"] != "a" {
 		t.Errorf("ControllerPublishVolume %+v", attach)
 	}
 	stage := request[*csipb.NodeStageVolumeRequest](r, "NodeStageVolume", "")
 	mount := stage.GetVolumeCapability().GetMount()
-	if mount.GetFsType() != "ext4" || !slices.Equal(mount.GetMountFlags(), []string{"noatime", "rw"}) || mount.GetVolumeMountGroup() != "1234" ||
+	if mount.GetFsType() != "ext4" || !slices.Equal(mount.GetMountFlags(), []string{"noatime", "rw"}) || mount.GetVolumeMountGroup() != text ||
 		stage.GetSecrets()["key"] != "canary-stage" || !maps.Equal(stage.GetVolumeContext(), map[string]string{"share": "a"}) || len(stage.GetPublishContext()) == 0 {
 		t.Errorf("NodeStageVolume %+v", stage)
 	}
 	publish := request[*csipb.NodePublishVolumeRequest](r, "NodePublishVolume", "")
 	if publish.GetTargetPath() != r.path(pod, "data") || publish.GetStagingTargetPath() != stage.GetStagingTargetPath() ||
-		publish.GetVolumeCapability().GetMount().GetVolumeMountGroup() != "1234" || publish.GetReadonly() ||
+		publish.GetVolumeCapability().GetMount().GetVolumeMountGroup() != text || publish.GetReadonly() ||
 		!maps.Equal(publish.GetPublishContext(), stage.GetPublishContext()) || publish.GetSecrets()["key"] != "canary-publish" ||
 		publish.GetVolumeCapability().GetAccessMode().GetMode() != csipb.VolumeCapability_AccessMode_SINGLE_NODE_MULTI_WRITER {
 		t.Errorf("NodePublishVolume %+v", publish)
