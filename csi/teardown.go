@@ -18,6 +18,9 @@ import (
 // TearDown implements [plugins.VolumePlugin].
 func (p *Plugin) TearDown(ctx context.Context, req plugins.TearDownRequest) error {
 	target := filepath.Join(req.Path, mountDir)
+	if err := p.notMounted(ctx, req.Path); err != nil {
+		return plugins.Uncertain(err) // a driver would be sent into it
+	}
 	driver, handle, err := p.publishedVolume(req, req.Path)
 	if err != nil {
 		return p.forsaken(ctx, req.Path, target, err)
