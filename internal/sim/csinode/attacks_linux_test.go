@@ -157,7 +157,7 @@ func TestSecretsInAnswers(t *testing.T) {
 	const canary = "CANARY<\"12345678"
 	shapes := map[string]string{
 		"plain": canary, "hex": hex.EncodeToString([]byte(canary)), "base64": base64.StdEncoding.EncodeToString([]byte("user:" + canary)),
-		"bytes": fmt.Sprint([]byte(canary)), "quoted": fmt.Sprintf("%q", canary),
+		"bytes": fmt.Sprintf("%d", []byte(canary)), "quoted": fmt.Sprintf("%q", canary),
 	}
 	text, _ := json.Marshal(canary)
 	shapes["json"] = string(text)
