@@ -86,6 +86,11 @@ func (m *Manager) statsOf(entry asw.PodVolume, err error) []VolumeStats {
 		s.Age = max(0, m.host.Time().Now().Sub(s.Time))
 	}
 	names := entry.Names
+	for _, w := range m.desired.Wish(entry.ID, []plugins.PodVolume{entry.Volume}).Pods {
+		if w.Volume == entry.Volume && len(w.Names) > 0 {
+			names = w.Names // a name may have been resolved after the volume was made for another
+		}
+	}
 	if len(names) == 0 {
 		names = []string{entry.Volume.Name}
 	}

@@ -312,6 +312,10 @@ func TestStagedAndUnknown(t *testing.T) {
 				if v := r.driver.Volumes(); len(v) != 1 || v[0].Staged == nil {
 					t.Errorf("the driver has %+v", v)
 				}
+				r.until("the driver has told what it is", func() bool {
+					s := r.drivers.Status()
+					return len(s) == 1 && s[0].Node != nil
+				})
 				r.stop()
 				r.must(os.WriteFile(file[0], sound, 0o600))
 				r.checker.COrestarted()
